@@ -1,0 +1,73 @@
+"""The client's intake: where a rank's batches arrive, whatever worker and transport they come by.
+
+`client.stream` (main thread) takes and releases; the intake's own thread `headrace-intake` owns all sockets, so that
+connections are mended and batches noted while the trainer computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from headrace.core.batch import BatchMeta
+from headrace.core.errors import HeadraceError
+from headrace.core.job import LaneTable
+from headrace.wire.slot_format import SlotHeader
+
+TransportChoice = Literal["auto", "cuda_ipc", "shm", "grpc"]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenSlot:
+    """A batch in a slot that is mapped here.
+
+    slot: read-only view of the whole slot; valid until `release` is called with an index above `index`. received_s: CLOCK_MONOTONIC
+    of this host when it was known to be complete. taken_s: when `take` returned it.
+    """
+
+    index: int
+    slot: memoryview
+    header: SlotHeader
+    meta: BatchMeta
+    transport: str
+    received_s: float
+    taken_s: float
+
+
+@dataclass(slots=True)
+class IntakeStatus:
+    """For people and reports. transports: worker id -> (rung, reason). refused: batches refused for an old token. remade:
+    batches STARTED under one lease and delivered under another. awaited: who makes the next index and since when."""
+
+    transports: dict[str, tuple[str, str]] = field(default_factory=dict)
+    refused: int = 0
+    remade: int = 0
+    awaited: str = ""
+
+
+class Intake(Protocol):
+    """See the module. Every method may be called from any thread; `take` from one at a time."""
+
+    def update(self, table: LaneTable) -> None:
+        """A newer lane table: connect to new owners, raise the known tokens, change the window."""
+        ...
+
+    def take(self, index: int, deadline_s: float) -> TakenSlot:
+        """Block until `index` is complete. Raises WaitTimeout naming who is awaited and since when, the error of FAILED, or what `fail` set."""
+        ...
+
+    def release(self, next_index: int) -> None:
+        """All indexes below `next_index` are done with; tells the producers."""
+        ...
+
+    def fail(self, error: HeadraceError) -> None:
+        """Make the running and later `take` raise `error` (session superseded, ...)."""
+        ...
+
+    def status(self) -> IntakeStatus:
+        """Counts and names so far."""
+        ...
+
+    def close(self) -> None:
+        """End the thread, the fetcher process and all sockets and mappings; idempotent; at most a few seconds."""
+        ...

@@ -1,0 +1,174 @@
+"""What a job is, and the words that sessions and leases share.
+
+Pure. These records travel as protobuf (`wire.convert`) and rest in the store as JSON (`to_dict`/`from_dict` beside the
+session rules); here they are plain frozen data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from headrace.core.errors import SpecInvalid
+from headrace.core.pipeline_spec import PipelineSpec
+
+Tail = Literal["drop", "pad"]
+ShuffleMode = Literal["full", "none"]
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+ANY_FINGERPRINT = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """How samples are mixed.
+
+    mode: `full` shuffles over the whole epoch; `none` keeps manifest order. run: neighbours that stay together and are
+    one read. window: samples permuted among themselves within a lane. Both trade reads against mixing.
+    """
+
+    mode: ShuffleMode = "full"
+    run: int = 16
+    window: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(ShuffleMode):
+            raise SpecInvalid(f"shuffle.mode must be full or none, not {self.mode!r}", field="shuffle.mode")
+        for name, value in (("run", self.run), ("window", self.window)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
+                raise SpecInvalid(f"shuffle.{name} must be a whole number from 1 to 2^24, not {value!r}", field=f"shuffle.{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """Everything that decides a job's batches.
+
+    dataset: address of the manifest. manifest_hash and samples: filled in by the coordinator from the manifest when the
+    job is opened (empty and 0 until then; a caller that fills manifest_hash demands that very manifest).
+    fingerprint: engine fingerprint that may serve the job; empty until the first worker is chosen, `any` to allow
+    engines that differ. seed: any 64-bit whole number.
+    """
+
+    name: str
+    dataset: str
+    batch_size: int
+    pipeline: PipelineSpec = field(default_factory=PipelineSpec)
+    seed: int = 0
+    shuffle: Shuffle = field(default_factory=Shuffle)
+    tail: Tail = "drop"
+    fingerprint: str = ""
+    manifest_hash: str = ""
+    samples: int = 0
+    max_key_bytes: int = 0
+    max_label_bytes: int = 0
+    label_kind: str = "int"
+    label_width: int = 1
+
+    def __post_init__(self) -> None:
+        if not NAME_PATTERN.fullmatch(self.name):
+            raise SpecInvalid(
+                f"job name {self.name!r} must be 1 to 100 of A-Z a-z 0-9 . _ - and begin with a letter or digit", field="name"
+            )
+        if not self.dataset:
+            raise SpecInvalid("dataset must be the address of a manifest (made by `headrace index`)", field="dataset")
+        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or not 1 <= self.batch_size <= 65536:
+            raise SpecInvalid(f"batch_size must be from 1 to 65536, not {self.batch_size!r}", field="batch_size")
+        if self.tail not in get_args(Tail):
+            raise SpecInvalid(f"tail must be drop or pad, not {self.tail!r}", field="tail")
+        if not -(2**63) <= self.seed < 2**63:
+            raise SpecInvalid("seed must fit 64 bits", field="seed")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; `from_dict` reads it back equal."""
+        return {**asdict(self), "pipeline": self.pipeline.to_dict()}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> JobSpec:
+        """Read plain data. Raises SpecInvalid on unknown or malformed fields."""
+        known = set(JobSpec.__dataclass_fields__)
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise SpecInvalid(f"unknown job field {unknown[0]!r}; known: {', '.join(sorted(known))}", field=unknown[0])
+        values = dict(data)
+        try:
+            values["pipeline"] = PipelineSpec.from_dict(values.get("pipeline", {}))
+            values["shuffle"] = Shuffle(**values.get("shuffle", {}))
+            return JobSpec(**values)
+        except TypeError as error:
+            raise SpecInvalid(f"malformed job: {error}") from error
+
+    @property
+    def plan_hash(self) -> str:
+        """Hex BLAKE2b-128 over what decides which samples batch k holds and what is done to them (not the fingerprint, not the address)."""
+        parts = [self.manifest_hash, self.samples, self.batch_size, self.seed, asdict(self.shuffle), self.tail, self.pipeline.canonical_json()]
+        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def with_fingerprint(self, fingerprint: str) -> JobSpec:
+        """The same job with its engine chosen."""
+        return replace(self, fingerprint=fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """Where a job's ranks go on: epoch, first batch of that epoch's session, steps done since. The global batch cursor is first + step * world."""
+
+    epoch: int = 0
+    first: int = 0
+    step: int = 0
+    world: int = 1
+
+    @property
+    def next_batch(self) -> int:
+        """First batch of the epoch that no rank has taken."""
+        return self.first + self.step * self.world
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One generation of a job's trainers, as all parties know it.
+
+    epoch, first: where it begins. epochs: epochs after which production ends (absolute count: epochs=2 ends before
+    epoch 2); 0 is endless. window: S, how many steps beyond a rank's next may be made. lanes: L.
+    """
+
+    job: JobSpec
+    attempt: int
+    world: int
+    epoch: int
+    first: int
+    epochs: int
+    window: int
+    lanes: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(job name, attempt)."""
+        return (self.job.name, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How a worker is reached. grpc: host:port. socket: path of its Unix socket, or empty. node: same value = same kernel (boot id) and host."""
+
+    worker: str
+    incarnation: str
+    node: str
+    grpc: str
+    socket: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTable:
+    """A versioned snapshot of who serves which lane of a session.
+
+    owners[l] is a worker id, or empty while nobody holds lane l; tokens[l] is the newest fencing token issued for it (0: none yet).
+    """
+
+    version: int
+    window: int
+    owners: tuple[str, ...]
+    tokens: tuple[int, ...]
+    endpoints: dict[str, Endpoint]

@@ -1,0 +1,227 @@
+"""The data plane's messages between a rank and a producer, the same on a Unix socket, a fetcher's pipe and a gRPC stream.
+
+One message is one datagram of a SOCK_SEQPACKET socket or one gRPC message. Little-endian: a type byte, then a fixed
+struct, then for HELLO, WELCOME, FAILED and REFUSE a JSON object and for CHUNK raw bytes. Every length is bounded;
+whatever does not parse is a ProtocolMismatch, never another exception.
+
+A rank sends
+  HELLO    protocol, job, attempt, rank, nonce, next index, window, and the indexes above it that it has already
+  NEXT     its lowest index not yet released: all below are free again; this one number is the whole of the credit
+A producer sends
+  WELCOME  slots, slot_bytes, generation of its slab (on a Unix socket the slab's descriptor rides along)
+  STARTED  it began to make an index, under a token
+  CHUNK    bytes at an offset of an index's slot (gRPC only)
+  READY    index is complete in its slot (`index % slots`), under a token, with its total bytes (and on gRPC a checksum)
+  FAILED   index cannot be made; carries the error
+  REFUSE   the connection cannot be served; carries the error, then the socket closes
+  DRAIN    nothing new will be started here
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.core.errors import Ids, ProtocolMismatch
+
+# major * 1000 + minor. A peer with the same major and a minor at most one lower is served.
+PROTOCOL = 1000
+MAX_CONTROL_BYTES = 256 * 1024
+CHUNK_BYTES = 1 << 20
+
+_HELLO, _NEXT, _WELCOME, _STARTED, _CHUNK, _READY, _FAILED, _REFUSE, _DRAIN = range(1, 10)
+_NEXT_S = struct.Struct("<BQ")
+_STARTED_S = struct.Struct("<BQQ")
+_CHUNK_S = struct.Struct("<BQQQI")
+_READY_S = struct.Struct("<BQQQQQ")
+CHUNK_HEADER_BYTES = _CHUNK_S.size
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank introduces itself. have: indexes in [next, next + window) that it needs no more."""
+
+    protocol: int
+    job: str
+    attempt: int
+    rank: int
+    nonce: str
+    next: int
+    window: int
+    have: tuple[int, ...] = ()
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """Lowest index not yet released."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The producer's slab: `slots` slots of `slot_bytes` each; generation differs for each slab of one producer."""
+
+    protocol: int
+    worker: str
+    generation: int
+    slots: int
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The producer began an index under a token."""
+
+    index: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of an index's slot."""
+
+    index: int
+    token: int
+    offset: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An index is complete. checksum: of the chunks on gRPC (see docs/dataplane.md), 0 in shared memory."""
+
+    index: int
+    token: int
+    generation: int
+    total_bytes: int
+    checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An index cannot be made; the error is rebuilt with core.errors.from_code."""
+
+    index: int
+    code: str
+    message: str
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The connection cannot be served."""
+
+    code: str
+    message: str
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Nothing new will be started here."""
+
+
+Message = Hello | Next | Welcome | Started | Chunk | Ready | Failed | Refuse | Drain
+
+_JSON_TYPES: dict[int, type] = {_HELLO: Hello, _WELCOME: Welcome, _FAILED: Failed, _REFUSE: Refuse}
+_JSON_CODES: dict[type, int] = {cls: code for code, cls in _JSON_TYPES.items()}
+_FIELD_TYPES: dict[type, dict[str, type | tuple[type, ...]]] = {
+    Hello: {
+        "protocol": int,
+        "job": str,
+        "attempt": int,
+        "rank": int,
+        "nonce": str,
+        "next": int,
+        "window": int,
+        "have": list,
+        "token": str,
+    },
+    Welcome: {"protocol": int, "worker": str, "generation": int, "slots": int, "slot_bytes": int},
+    Failed: {"index": int, "code": str, "message": str, "ids": dict},
+    Refuse: {"code": str, "message": str, "ids": dict},
+}
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message. For CHUNK on the hot path use `chunk_header` and join once."""
+    match message:
+        case Next(index):
+            return _NEXT_S.pack(_NEXT, index)
+        case Started(index, token):
+            return _STARTED_S.pack(_STARTED, index, token)
+        case Ready(index, token, generation, total_bytes, checksum):
+            return _READY_S.pack(_READY, index, token, generation, total_bytes, checksum)
+        case Chunk(index, token, offset, data):
+            return b"".join((chunk_header(index, token, offset, len(data)), data))
+        case Drain():
+            return bytes([_DRAIN])
+        case _:
+            return bytes([_JSON_CODES[type(message)]]) + json.dumps(asdict(message), separators=(",", ":")).encode()
+
+
+def chunk_header(index: int, token: int, offset: int, length: int) -> bytes:
+    """What goes before a chunk's bytes."""
+    return _CHUNK_S.pack(_CHUNK, index, token, offset, length)
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """Parse one message. Raises ProtocolMismatch on anything that is not one. A CHUNK's data is a view into `data`."""
+    view = memoryview(data)
+    if len(view) == 0:
+        raise ProtocolMismatch("empty data plane message")
+    kind = view[0]
+    try:
+        if kind == _CHUNK:
+            _, index, token, offset, length = _CHUNK_S.unpack_from(view)
+            if length != len(view) - _CHUNK_S.size or length > CHUNK_BYTES:
+                raise ProtocolMismatch("chunk has another length than it says", index=index)
+            return Chunk(index, token, offset, view[_CHUNK_S.size :])
+        if kind == _NEXT:
+            return Next(_NEXT_S.unpack(view)[1])
+        if kind == _STARTED:
+            return Started(*_STARTED_S.unpack(view)[1:])
+        if kind == _READY:
+            return Ready(*_READY_S.unpack(view)[1:])
+        if kind == _DRAIN and len(view) == 1:
+            return Drain()
+    except struct.error as error:
+        raise ProtocolMismatch(f"data plane message of type {kind} has a wrong length {len(view)}") from error
+    if kind in _JSON_TYPES and len(view) <= MAX_CONTROL_BYTES:
+        return _decode_json(_JSON_TYPES[kind], bytes(view[1:]))
+    raise ProtocolMismatch(f"unknown data plane message type {kind} of {len(view)} bytes")
+
+
+def _decode_json(cls: type, text: bytes) -> Any:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolMismatch(f"{cls.__name__} message is not JSON") from error
+    expected = _FIELD_TYPES[cls]
+    if not isinstance(fields, dict) or set(fields) != set(expected):
+        raise ProtocolMismatch(f"{cls.__name__} message has wrong fields")
+    for name, kind in expected.items():
+        value = fields[name]
+        if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and not 0 <= value < 2**64):
+            raise ProtocolMismatch(f"{cls.__name__}.{name} has a wrong type or range")
+    if cls is Hello:
+        have = fields["have"]
+        if len(have) > 65536 or not all(type(item) is int and 0 <= item < 2**64 for item in have):
+            raise ProtocolMismatch("Hello.have must be indexes")
+        fields["have"] = tuple(have)
+    if "ids" in fields and not all(isinstance(v, str | int) and not isinstance(v, bool) for v in fields["ids"].values()):
+        raise ProtocolMismatch(f"{cls.__name__}.ids must be texts or numbers")
+    return cls(**fields)
+
+
+def check_protocol(peer: int, who: str) -> None:
+    """Raise ProtocolMismatch unless `peer` has our major version and a minor at most one lower (higher minors serve us)."""
+    if peer // 1000 != PROTOCOL // 1000 or peer < PROTOCOL - 1:
+        raise ProtocolMismatch(
+            f"{who} speaks protocol {peer // 1000}.{peer % 1000}, this side {PROTOCOL // 1000}.{PROTOCOL % 1000}: upgrade the older one",
+            peer_protocol=peer,
+        )

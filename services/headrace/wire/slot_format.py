@@ -1,0 +1,105 @@
+"""Layout of one batch in a slot, the same for shared memory and for the bytes of a gRPC stream.
+
+```
+0        header, HEADER_BYTES, little-endian (see `SlotHeader`)
+4096     pixels, C-contiguous in the output layout (page aligned: can be pinned and copied by DMA)
+...      meta, a headrace.v1.BatchMeta message, at the next multiple of 64 after the pixels
+```
+Pure apart from struct packing. Writers fill pixels and meta first and the header last; readers check magic, version,
+index, token, lengths and the meta's CRC before they trust anything.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from headrace.core.errors import ProtocolMismatch
+
+MAGIC = b"HRB1"
+FORMAT_VERSION = 1
+PIXEL_OFFSET = 4096
+ALIGN = 64
+PAGE = 4096
+
+DTYPE_CODES: dict[str, int] = {"uint8": 1, "float16": 2, "bfloat16": 3, "float32": 4}
+LAYOUT_CODES: dict[str, int] = {"NHWC": 1, "NCHW": 2}
+DTYPES = {code: name for name, code in DTYPE_CODES.items()}
+LAYOUTS = {code: name for name, code in LAYOUT_CODES.items()}
+
+# magic, version, dtype, layout, 0, index, token, pixel bytes, meta offset, meta bytes, meta crc32, shape[4]
+_HEADER = struct.Struct("<4sHBBIQQQQII4I")
+HEADER_BYTES = _HEADER.size
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHeader:
+    """The header's fields. index: position in the rank's session. shape: of the pixels, 4 numbers."""
+
+    index: int
+    token: int
+    dtype: str
+    layout: str
+    shape: tuple[int, int, int, int]
+    pixel_bytes: int
+    meta_offset: int
+    meta_bytes: int
+    meta_crc: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes from the slot's start to the meta's end: what a gRPC stream sends."""
+        return self.meta_offset + self.meta_bytes
+
+
+def slot_bytes(pixel_bytes: int, max_meta_bytes: int) -> int:
+    """Bytes of a slot for these bounds, a multiple of the page size."""
+    return -(-(meta_offset(pixel_bytes) + max_meta_bytes) // PAGE) * PAGE
+
+
+def meta_offset(pixel_bytes: int) -> int:
+    """Where the meta begins."""
+    return PIXEL_OFFSET + -(-pixel_bytes // ALIGN) * ALIGN
+
+
+def max_meta_bytes(batch_size: int, max_key_bytes: int, max_label_bytes: int, label_width: int) -> int:
+    """Upper bound of a serialised BatchMeta: fixed fields with long names, and per sample ids, status, key and label with protobuf's tags."""
+    return 4096 + batch_size * (8 + 8 + 1 + 1 + (max_key_bytes + 8) + max(8, label_width) + (max_label_bytes + 8))
+
+
+def pixels(slot: memoryview, pixel_bytes: int) -> memoryview:
+    """The part of a slot that an engine writes to."""
+    return slot[PIXEL_OFFSET : PIXEL_OFFSET + pixel_bytes]
+
+
+def seal(slot: memoryview, meta: bytes, *, index: int, token: int, dtype: str, layout: str, shape: tuple[int, int, int, int], pixel_bytes: int) -> int:
+    """Write meta and header of a slot whose pixels are there. Returns the total bytes. Raises ProtocolMismatch if the meta does not fit."""
+    start = meta_offset(pixel_bytes)
+    if start + len(meta) > len(slot):
+        raise ProtocolMismatch(
+            f"batch meta of {len(meta)} bytes does not fit the slot ({len(slot) - start} left); the manifest's longest key or label is wrong: re-index"
+        )
+    slot[start : start + len(meta)] = meta
+    header = _HEADER.pack(
+        MAGIC, FORMAT_VERSION, DTYPE_CODES[dtype], LAYOUT_CODES[layout], 0, index, token, pixel_bytes, start, len(meta), zlib.crc32(meta), *shape
+    )
+    slot[:HEADER_BYTES] = header
+    return start + len(meta)
+
+
+def read_header(slot: memoryview) -> SlotHeader:
+    """Read and check a slot's header against the slot's size and its meta's CRC. Raises ProtocolMismatch on any disagreement."""
+    if len(slot) < PIXEL_OFFSET:
+        raise ProtocolMismatch(f"a slot of {len(slot)} bytes is too short for a header")
+    magic, version, dtype, layout, _, index, token, pixel_bytes, start, meta_bytes, crc, *shape = _HEADER.unpack_from(slot)
+    if magic != MAGIC or version != FORMAT_VERSION:
+        raise ProtocolMismatch(f"slot has magic {magic!r} version {version}; expected {MAGIC!r} version {FORMAT_VERSION}")
+    if dtype not in DTYPES or layout not in LAYOUTS:
+        raise ProtocolMismatch(f"slot has unknown dtype {dtype} or layout {layout}")
+    if start != meta_offset(pixel_bytes) or start + meta_bytes > len(slot):
+        raise ProtocolMismatch("slot lengths do not fit the slot", index=index)
+    if zlib.crc32(slot[start : start + meta_bytes]) != crc:
+        raise ProtocolMismatch("slot meta does not have its checksum", index=index)
+    sides = (shape[0], shape[1], shape[2], shape[3])
+    return SlotHeader(index, token, DTYPES[dtype], LAYOUTS[layout], sides, pixel_bytes, start, meta_bytes, crc)

@@ -1,0 +1,73 @@
+"""What an engine is: it turns encoded bytes into pixels in a slot.
+
+An engine is one class in one file and one entry in the contract tests. The worker's producer calls `prepare` once a job
+and `run` once a batch, from one thread at a time per job; an engine may use the executor it was given for parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.pipeline_spec import PipelineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample's bytes and names. data: the encoded file; None where it could not be had (bad: reason says why). sample_id: place in the manifest."""
+
+    sample_id: int
+    key: str
+    data: bytes | memoryview | None
+    reason: str = "none"
+
+
+@dataclass(slots=True)
+class RunResult:
+    """Outcome of one batch.
+
+    reasons: uint8[B], index into core.batch.BAD_REASONS, 0 where the pixels are good. Rows with a reason hold undefined
+    pixels: the producer substitutes them. decode_s, augment_s: thread-seconds measured inside, for the accounting.
+    """
+
+    reasons: NDArray[np.uint8]
+    decode_s: float
+    augment_s: float
+
+
+class PreparedEngine(Protocol):
+    """An engine made ready for one job's spec."""
+
+    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: memoryview) -> RunResult:
+        """Decode and augment a batch into `out`.
+
+        samples: B of them. keys: per row the (epoch, planned sample id) whose augmentation parameters apply; with the
+        job's seed they key the randomness (core.augment), whatever the pixels' own id is. out: writable, exactly
+        spec.pixel_bytes(B) bytes, C-contiguous in spec.shape(B). Never raises for a bad sample. The pixels of a row depend
+        on (sample bytes, key, spec, seed) alone: not on neighbours, batch size, threads.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what it holds; idempotent."""
+        ...
+
+
+class Engine(Protocol):
+    """A way to decode and augment."""
+
+    name: str
+    ops: frozenset[str]
+
+    @property
+    def fingerprint(self) -> str:
+        """Name, version, codec builds, backend: whatever could change a pixel, as one line without spaces."""
+        ...
+
+    def prepare(self, spec: PipelineSpec, seed: int) -> PreparedEngine:
+        """Make ready for a job. Raises EngineUnsupported (ids: engine, op) if it lacks an operation or format."""
+        ...
