@@ -1,0 +1,88 @@
+"""Logs of the services: one line an event, JSON for machines, short and coloured for a person at a terminal.
+
+Called once at the start of each service process. A trainer's process is never configured: its logs are its owner's.
+Every line has `timestamp` (ISO 8601, UTC), `level`, `event`, `service` and the ids bound to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+Format = Literal["auto", "json", "console"]
+LEVELS = ("debug", "info", "warning", "error")
+
+# Libraries that speak through the standard library's logging and would repeat what our own events say.
+_QUIET = {"uvicorn.access": logging.WARNING, "asyncio": logging.WARNING, "grpc": logging.WARNING}
+
+
+def configure(service: str, format: Format = "auto", level: str = "info", **ids: str | int) -> None:
+    """Send all logs of this process to stderr, with `service` and `ids` (worker=..., replica=...) on every line.
+
+    format: `auto` is `console` where stderr is a terminal, else `json`. Calling it again replaces the set-up. Raises
+    ValueError for an unknown level.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"unknown log level {level!r}: choose one of {', '.join(LEVELS)}")
+    console = format == "console" or (format == "auto" and sys.stderr.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _with_ids({"service": service, **ids}),
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
+        _errors_as_text,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,  # a module's logger made before this call must obey it too
+    )
+    render: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if console:
+        render.append(structlog.dev.ConsoleRenderer(colors=True, pad_event_to=24))
+    else:
+        render += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=render))
+    _route_standard_library(handler, level)
+
+
+@contextmanager
+def bound(**ids: str | int) -> Iterator[None]:
+    """Put ids (job=..., rank=..., lane=...) on every line logged inside, by this thread or asyncio task."""
+    with structlog.contextvars.bound_contextvars(**ids):
+        yield
+
+
+def _route_standard_library(handler: logging.Handler, level: str) -> None:
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)  # uvicorn puts handlers of its own there
+        logger.handlers = []
+        logger.propagate = True
+    for name, at_least in _QUIET.items():
+        logging.getLogger(name).setLevel(max(at_least, root.level))
+
+
+def _with_ids(ids: dict[str, str | int]) -> Processor:
+    def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return {**ids, **event}
+
+    return add
+
+
+def _errors_as_text(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """`error=exc` reads as its message, not as a repr."""
+    return {
+        key: str(value) or type(value).__name__ if isinstance(value, Exception) and key != "exc_info" else value
+        for key, value in event.items()
+    }
