@@ -39,7 +39,8 @@ class Metric:
 # fmt: off
 _COORDINATOR: tuple[Metric, ...] = (
     Metric("headrace_rank_wait_seconds_total", "counter", "coordinator",
-           "Seconds a rank was blocked in next(), split by cause; the causes add up to the whole wait.", ("job", "rank", "cause"), "seconds"),
+           "Seconds a rank was blocked in next(), split by cause; the causes add up to the whole wait.",
+           ("job", "rank", "cause"), "seconds"),
     Metric("headrace_rank_elapsed_seconds_total", "counter", "coordinator",
            "Seconds since a rank asked for its first batch.", ("job", "rank"), "seconds"),
     Metric("headrace_rank_starvation_ratio", "gauge", "coordinator",
@@ -63,10 +64,13 @@ _COORDINATOR: tuple[Metric, ...] = (
     Metric("headrace_lanes_unowned", "gauge", "coordinator", "Lanes of a job that no live worker holds.", ("job",)),
     Metric("headrace_lane_moves_total", "counter", "coordinator", "Lanes given to another worker, by why.", ("job", "reason")),
     Metric("headrace_workers_live", "gauge", "coordinator", "Workers whose heartbeat is in time."),
-    Metric("headrace_worker_speed", "gauge", "coordinator", "Samples a second that a worker measured at full load.", ("worker",)),
-    Metric("headrace_store_request_seconds", "histogram", "coordinator", "Time of one request to the store.", (), "seconds", _LATENCY_S),
+    Metric("headrace_worker_speed", "gauge", "coordinator",
+           "Samples a second that a worker measured at full load.", ("worker",)),
+    Metric("headrace_store_request_seconds", "histogram", "coordinator",
+           "Time of one request to the store.", (), "seconds", _LATENCY_S),
     Metric("headrace_store_conflicts_total", "counter", "coordinator", "Writes repeated since another replica wrote first."),
-    Metric("headrace_store_errors_total", "counter", "coordinator", "Requests that the store failed or refused, by why.", ("reason",)),
+    Metric("headrace_store_errors_total", "counter", "coordinator",
+           "Requests that the store failed or refused, by why.", ("reason",)),
     Metric("headrace_calls_refused_total", "counter", "coordinator", "Calls answered with an error, by its code.", ("reason",)),
 )
 

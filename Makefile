@@ -1,0 +1,35 @@
+# Everything a person needs, from an empty clone: `make demo`, `make test`. The work is done by small scripts in tools/.
+# Only make, a shell and Python >= 3.11 are assumed; PYTHON=/path/to/python chooses one.
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format proto clean
+BIN := .venv/bin
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: ## Run a store, coordinators, workers and trainers on this machine, break them, and show that nothing is lost
+	@tools/setup.sh demo
+	@$(BIN)/headrace demo $(ARGS)
+
+test: ## Check the code and run all tests (about ten minutes on two cores)
+	@tools/setup.sh test,lint
+	@tools/redis.sh
+	@tools/lint.sh
+	@tools/test.sh $(ARGS)
+
+lint: ## Check style, types, the direction of imports, and the protocol files
+	@tools/setup.sh test,lint
+	@tools/lint.sh
+
+format: ## Rewrite the code in the house style
+	@tools/setup.sh test,lint
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+proto: ## Generate the protocol's Python code again from proto/
+	@tools/setup.sh test,lint
+	@$(BIN)/python -m headrace.wire.generate
+
+clean: ## Remove what the other targets made: .venv, caches, the demo's output
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-out dist build
+	@find services tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,16 @@
+#!/bin/sh
+# lint.sh: every check that needs no running service. Stops at the first that fails.
+set -eu
+cd "$(dirname "$0")/.."
+. tools/common.sh
+bin=$(pwd)/.venv/bin
+
+say "ruff"
+"$bin/ruff" check --quiet .
+"$bin/ruff" format --check --quiet . || die "some files are not in the house style; run: make format"
+say "mypy --strict"
+"$bin/mypy" --no-error-summary
+say "directions of imports"
+"$bin/lint-imports" --no-logo >.venv/lint-imports.log 2>&1 || { cat .venv/lint-imports.log >&2; die "an import goes the wrong way"; }
+say "protocol files"
+(cd proto && "$bin/buf" lint)
