@@ -183,6 +183,13 @@ class StateInvalid(HeadraceError):
     grpc_status = "INVALID_ARGUMENT"
 
 
+class BatchReleased(HeadraceError):
+    """A batch's pixels were used after the next batch was asked for: their memory holds another batch by now."""
+
+    code = "batch_released"
+    grpc_status = "FAILED_PRECONDITION"
+
+
 class StaleToken(HeadraceError):
     """A lane lease's fencing token is older than the newest one issued."""
 
