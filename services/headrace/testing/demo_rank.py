@@ -1,0 +1,137 @@
+"""One rank of the demo: trains in name, reads the barcodes that it was handed, and tells the demo by lines of JSON.
+
+Run as `python -m headrace.testing.demo_rank` with one JSON argument (`RankTask`); a process of its own, as a trainer is.
+Writes to standard output one line a step, and at the end the ids that it saw to an .npz file. It also proves that what was
+handed over is the same whatever served it: a hash over pixels, ids, labels and mask of each batch goes into that file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import headrace
+from headrace.client.transports.protocol import TransportChoice
+from headrace.core.batch import SUBSTITUTED
+from headrace.telemetry.parent import exit_with_parent
+from headrace.testing import barcode, contact_sheet
+
+SHEET_IMAGES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    """What a demo rank is told. step_s: length of the pretended training step. sheet: PNG of the first batch, or empty.
+    stop_after: ends without a goodbye after that many batches (0: never), as a trainer that is killed would."""
+
+    coordinators: str
+    job: dict[str, Any]
+    rank: int
+    world: int
+    epochs: int
+    transport: TransportChoice
+    out: str
+    step_s: float = 0.0
+    sheet: str = ""
+    read_barcodes: bool = True
+    commit: bool = True
+    state: dict[str, Any] | None = None
+    stop_after: int = 0
+    wait_deadline_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What the rank saw, row by row or batch by batch."""
+
+    epoch: list[int] = field(default_factory=list)
+    pixel_ids: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    planned_ids: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    status: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    hashes: list[str] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
+
+    def take(self, batch: headrace.Batch, read_barcodes: bool) -> None:
+        ids = barcode.read_batch(np.asarray(batch.pixels)) if read_barcodes else batch.sample_ids.copy()
+        self.epoch.append(batch.epoch)
+        self.batch.append(batch.batch)
+        self.pixel_ids.append(np.asarray(ids, np.int64))
+        self.planned_ids.append(batch.sample_ids.copy())
+        self.status.append(batch.status.copy())
+        digest = hashlib.blake2b(batch.pixels, digest_size=16)
+        for part in (batch.sample_ids, batch.labels, batch.mask):
+            digest.update(np.ascontiguousarray(part))
+        self.hashes.append(digest.hexdigest())
+
+
+def say(**event: Any) -> None:
+    """One line of JSON for the demo."""
+    print(json.dumps(event), flush=True)
+
+
+def main() -> None:
+    """Run one rank from its JSON argument."""
+    exit_with_parent()
+    task = RankTask(**json.loads(sys.argv[1]))
+    notes = _Notes()
+    with headrace.connect(task.coordinators) as client:
+        job = client.open(headrace.JobSpec.from_dict(task.job))
+        with job.stream(
+            rank=task.rank, world=task.world, epochs=task.epochs, transport=task.transport, wait_deadline_s=task.wait_deadline_s
+        ) as stream:
+            if task.state is not None:
+                stream.load_state_dict(task.state)
+            _train(task, stream, notes)
+            stats, state = asdict(stream.stats()), stream.state_dict()
+    with Path(task.out).open("wb") as file:
+        np.savez(
+            file,
+            epoch=np.repeat(notes.epoch, [len(ids) for ids in notes.planned_ids]) if notes.epoch else np.empty(0, np.int64),
+            pixel_ids=_joined(notes.pixel_ids),
+            planned_ids=_joined(notes.planned_ids),
+            status=_joined(notes.status),
+            hashes=np.array(notes.hashes, dtype="S32"),
+            batch=np.array(notes.batch, np.int64),
+            batch_epoch=np.array(notes.epoch, np.int64),
+        )
+    say(event="done", rank=task.rank, stats=stats, state=state)
+
+
+def _joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _train(task: RankTask, stream: headrace.Stream, notes: _Notes) -> None:
+    taken = 0
+    for epoch in stream.epochs():
+        steps = len(stream)
+        for step, batch in enumerate(stream):
+            notes.take(batch, task.read_barcodes)
+            if task.sheet and taken == 0:
+                _sheet(task, batch)
+            if task.step_s:
+                time.sleep(task.step_s)
+            taken += 1
+            if task.commit:
+                stream.commit()
+            say(event="step", rank=task.rank, epoch=epoch, step=step + 1, steps=steps, rows=len(batch.sample_ids), substituted=int((batch.status == SUBSTITUTED).sum()))
+            if taken == task.stop_after:
+                return
+
+
+def _sheet(task: RankTask, batch: headrace.Batch) -> None:
+    count = min(SHEET_IMAGES, len(batch.sample_ids))
+    captions = [f"id {i} class {label}" for i, label in zip(batch.sample_ids[:count], batch.labels[:count], strict=True)]
+    title = f"job {task.job['name']} epoch {batch.epoch} batch {batch.batch} rank {task.rank}: first {count} of {len(batch.sample_ids)}"
+    contact_sheet.save(Path(task.sheet), np.asarray(batch.pixels)[:count], captions, title)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The worker's process: builds everything, serves until SIGTERM, drains, leaves.
+
+One asyncio loop in the main thread (heartbeats, both servers, reads); threads: one for the engine's batches, the
+engine's own pool, and prometheus_client's HTTP server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import sys
+import uuid
+from pathlib import Path
+
+import prometheus_client
+import structlog
+from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
+from pydantic_settings import CliApp, SettingsError
+
+from headrace.core.errors import ConfigInvalid, HeadraceError, PortInUse
+from headrace.core.job import Endpoint
+from headrace.telemetry import logging
+from headrace.telemetry.addresses import split_address
+from headrace.telemetry.parent import exit_with_parent
+from headrace.wire.malloc import tune_malloc
+from headrace.worker.engines import registry
+from headrace.worker.lease_loop import Identity, LeaseLoop
+from headrace.worker.producer import Producer
+from headrace.worker.serve_grpc import GrpcServer
+from headrace.worker.serve_local import LocalServer
+from headrace.worker.settings import WorkerSettings
+from headrace.worker.sources.sharded import open_source
+from headrace.worker.stats import WorkerStats
+from headrace.worker.tools import Toolbox
+from headrace.worker.work import Sessions
+
+log = structlog.get_logger()
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def main(argv: list[str]) -> None:
+    """Run a worker from command-line arguments; returns after a clean drain. Raises HeadraceError for what the caller shall print."""
+    try:
+        settings = CliApp.run(WorkerSettings, cli_args=argv)
+    except (ValidationError, SettingsError) as error:
+        raise ConfigInvalid(f"worker settings: {error}; see `headrace worker --help`") from error
+    if settings.exit_with_parent:
+        exit_with_parent()
+    tune_malloc()
+    logging.configure("worker", settings.log_format, settings.log_level, worker=settings.name)
+    asyncio.run(run(settings))
+
+
+async def run(settings: WorkerSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Raises PortInUse, ConfigInvalid."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    stats = WorkerStats(CollectorRegistry())
+    engine = registry.create(settings.engine, settings.threads)
+    sessions = Sessions()
+    producer = Producer(settings.name, engine.fingerprint, sessions, stats, settings.batches_in_flight)
+    toolbox = Toolbox(engine, open_source)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(producer.close)
+        stack.push_async_callback(toolbox.keep_only, set())
+        grpc_server = GrpcServer(settings.grpc_address, settings.name, producer)
+        await grpc_server.start()
+        stack.push_async_callback(grpc_server.close, 1.0)
+        local_server, socket_path = _local_server(settings, producer)
+        if local_server is not None:
+            await local_server.start()
+            stack.push_async_callback(local_server.close, 1.0)
+        _serve_metrics(settings.metrics_address, stats.registry, stack)
+        endpoint = Endpoint(settings.name, uuid.uuid4().hex, _node(), _advertised(settings, grpc_server.port), socket_path)
+        leases = LeaseLoop(settings.coordinator.split(","), Identity(endpoint, engine, settings.threads), sessions, producer, toolbox, stats)
+        stack.push_async_callback(leases.close)
+        log.info("worker_ready", grpc=endpoint.grpc, socket=socket_path, engine=engine.fingerprint, threads=settings.threads)
+        heartbeats = asyncio.create_task(leases.run(), name="heartbeats")
+        production = asyncio.create_task(producer.run(), name="producer")
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        done, _ = await asyncio.wait({heartbeats, production, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await _drain(settings, leases, producer, [server for server in (grpc_server, local_server) if server is not None])
+        for task in (heartbeats, production, stopped):
+            task.cancel()
+        await asyncio.gather(heartbeats, production, stopped, return_exceptions=True)
+        for task in done - {stopped}:
+            task.result()  # a loop ended by itself: its error is the process's
+
+
+async def _drain(settings: WorkerSettings, leases: LeaseLoop, producer: Producer, servers: list[GrpcServer | LocalServer]) -> None:
+    """Finish the batches in flight, hand the lanes back, and let what is published reach its ranks."""
+    log.info("draining", deadline_s=settings.drain_deadline_s)
+    await producer.drain(settings.drain_deadline_s)
+    for server in servers:
+        await server.drain()
+    leases.draining = True
+    answered = await leases.beat()
+    log.info("drained", lanes_handed_back=answered)
+
+
+def _local_server(settings: WorkerSettings, producer: Producer) -> tuple[LocalServer | None, str]:
+    if not settings.socket_dir:
+        return None, ""
+    directory = Path(settings.socket_dir)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigInvalid(f"socket_dir {directory} cannot be made: {error.strerror}; give another, or '' for no shared memory") from error
+    path = str(directory / f"{settings.name}.sock")
+    return LocalServer(path, settings.name, producer), path
+
+
+def _serve_metrics(address: str, registry_: CollectorRegistry, stack: contextlib.AsyncExitStack) -> None:
+    if not address:
+        return
+    host, port = split_address(address)
+    try:
+        server, thread = prometheus_client.start_http_server(port, host, registry_)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"metrics address {address} is taken; give another by --metrics-address", address=address) from error
+        raise ConfigInvalid(f"metrics address {address} cannot be used: {error.strerror}", address=address) from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+    stack.callback(stop)
+
+
+def _advertised(settings: WorkerSettings, port: int) -> str:
+    if settings.advertise:
+        return settings.advertise
+    host, _ = split_address(settings.grpc_address)
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104
+        host = socket.gethostname()
+    return f"{host}:{port}"
+
+
+def _node() -> str:
+    """Equal for all processes on one kernel: what decides whether shared memory can be tried."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+

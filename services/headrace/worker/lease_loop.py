@@ -1,0 +1,194 @@
+"""Heartbeats: what this worker states of itself, and what the coordinator answers that it shall hold.
+
+One loop on the event loop thread. While no coordinator answers, the worker goes on with the leases that it has: nobody
+can take them over without a coordinator, and should one have done so unheard, the ranks refuse the older token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import structlog
+
+from headrace.core.errors import CoordinatorUnavailable, HeadraceError
+from headrace.core.job import Endpoint, Session
+from headrace.wire import convert, status
+from headrace.wire.gen import coordinator_service_pb2 as pb
+from headrace.wire.gen import coordinator_service_pb2_grpc as rpc
+from headrace.wire.messages import PROTOCOL
+from headrace.worker.engines.protocol import Engine
+from headrace.worker.producer import Producer
+from headrace.worker.stats import WorkerStats
+from headrace.worker.tools import Toolbox
+from headrace.worker.work import Sessions, SessionWork
+
+log = structlog.get_logger()
+
+CALL_DEADLINE_S = 3.0
+# A rank's very next batch that is overdue for this long is reported as lagging: far above any batch's own time.
+LAG_S = 5.0
+_KEEPALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000), ("grpc.use_local_subchannel_pool", 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What does not change while the worker runs."""
+
+    endpoint: Endpoint
+    engine: Engine
+    threads: int
+
+
+class LeaseLoop:
+    """See the module. `beat` is public so that draining can send the last word."""
+
+    def __init__(
+        self, coordinators: list[str], identity: Identity, sessions: Sessions, producer: Producer, toolbox: Toolbox, stats: WorkerStats
+    ) -> None:
+        self._addresses = coordinators
+        self._identity = identity
+        self._sessions = sessions
+        self._producer = producer
+        self._toolbox = toolbox
+        self._stats = stats
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._interval_s = 0.5
+        self._unheard_since_s: float | None = None
+        self._opening: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._soon = asyncio.Event()
+        self.draining = False
+
+    async def run(self) -> None:
+        """Send heartbeats for ever; ends when it is cancelled."""
+        while True:
+            begun = time.monotonic()
+            self._soon.clear()
+            await self.beat()
+            try:
+                async with asyncio.timeout(max(0.0, self._interval_s - (time.monotonic() - begun))):
+                    await self._soon.wait()
+            except TimeoutError:
+                continue
+
+    async def beat(self) -> bool:
+        """One heartbeat, to the first coordinator that answers, and what follows from the answer. False if none did."""
+        begun = time.monotonic()
+        try:
+            answer = await self._call(self._request())
+        except HeadraceError as error:
+            self._stats.heartbeat_failed(error.code)
+            if self._unheard_since_s is None:
+                self._unheard_since_s = begun
+                log.warning("heartbeat_unanswered", error=error, note="leases held are kept")
+            return False
+        if self._unheard_since_s is not None:
+            log.info("heartbeat_answered_again", after_s=round(begun - self._unheard_since_s, 3))
+            self._unheard_since_s = None
+        self._stats.heartbeat(time.monotonic() - begun)
+        self._interval_s = answer.interval.ToTimedelta().total_seconds() or self._interval_s
+        await self._take_over(answer)
+        return True
+
+    async def close(self) -> None:
+        """End what is being opened and close the channels."""
+        for task in self._opening.values():
+            task.cancel()
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    def _request(self) -> pb.HeartbeatRequest:
+        held = [
+            pb.SessionLeases(
+                job=work.session.job.name,
+                attempt=work.session.attempt,
+                lanes=sorted(work.leases),
+                tokens=[work.leases[lane].token for lane in sorted(work.leases)],
+                session=convert.session_to_proto(work.session),
+            )
+            for work in self._sessions.by_key.values()
+            if work.leases and not self.draining
+        ]
+        request = pb.HeartbeatRequest(
+            protocol=PROTOCOL,
+            endpoint=convert.endpoint_to_proto(self._identity.endpoint),
+            fingerprint=self._identity.engine.fingerprint,
+            ops=sorted(self._identity.engine.ops),
+            samples_per_s=self._stats.samples_per_s,
+            threads=self._identity.threads,
+            draining=self.draining,
+            held=held,
+        )
+        for job, lane, behind_s in self._producer.lagging(LAG_S):
+            request.lagging.add(job=job, lane=lane).behind.FromMicroseconds(int(behind_s * 1e6))
+        return request
+
+    async def _call(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+        last: HeadraceError = CoordinatorUnavailable("no coordinator address is set")
+        for address in list(self._addresses):
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_KEEPALIVE)
+            try:
+                answer: pb.HeartbeatResponse = await rpc.CoordinatorServiceStub(channel).Heartbeat(request, timeout=CALL_DEADLINE_S)
+                return answer
+            except grpc.aio.AioRpcError as error:
+                last = status.error_from_rpc(error)
+                # The next heartbeat begins with another replica.
+                self._addresses.append(self._addresses.pop(0))
+        raise last
+
+    async def _take_over(self, answer: pb.HeartbeatResponse) -> None:
+        named: set[tuple[str, int]] = set()
+        changed = False
+        for leases in answer.leases:
+            key = (leases.job, leases.attempt)
+            named.add(key)
+            if leases.HasField("session"):
+                await self._know(convert.session_from_proto(leases.session))
+            work = self._sessions.by_key.get(key)
+            # A session that is still being opened gets its leases with the heartbeat that follows the opening.
+            if work is not None and work.set_leases(dict(zip(leases.lanes, leases.tokens, strict=True))):
+                changed = True
+                log.info("leases", job=leases.job, attempt=leases.attempt, lanes=len(leases.lanes))
+        for key, work in list(self._sessions.by_key.items()):
+            if key not in named:
+                changed = work.set_leases({}) or changed
+                if not self._producer.serves(key):
+                    del self._sessions.by_key[key]
+                    changed = True
+        if changed:
+            self._stats.lanes({key[0]: len(work.leases) for key, work in sorted(self._sessions.by_key.items())})
+            self._producer.leases_changed()
+            await self._toolbox.keep_only({work.session.job.plan_hash for work in self._sessions.by_key.values()})
+
+    async def _know(self, session: Session) -> None:
+        """Take note of a session: begin to open it, or bring it up to date (its window may have grown)."""
+        known = self._sessions.by_key.get(session.key)
+        if known is not None:
+            if known.session != session:
+                await self._sessions.put(SessionWork(session, known.engine, known.source, known.leases))
+        elif session.key not in self._opening:
+            # Never inside the heartbeat: a large manifest from a slow store must not cost this worker its leases.
+            task = asyncio.create_task(self._open(session), name=f"open-{session.job.name}")
+            self._opening[session.key] = task
+
+    async def _open(self, session: Session) -> None:
+        job = session.job
+        try:
+            tools = await self._toolbox.get(job)
+            await self._sessions.put(SessionWork(session, tools.engine, tools.source))
+            log.info("session", job=job.name, attempt=session.attempt, world=session.world, window=session.window)
+        except HeadraceError as error:
+            # The ranks that connect are told; the opening is tried again with the next heartbeat but one.
+            log.error("job_cannot_be_served", job=job.name, attempt=session.attempt, error=error)
+            self._sessions.broken[session.key] = error
+            await asyncio.sleep(1.0)
+        finally:
+            del self._opening[session.key]
+            self._soon.set()

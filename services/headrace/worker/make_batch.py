@@ -1,0 +1,167 @@
+"""How one batch is made: read, decode and augment into its slot, substitute the bad, seal.
+
+`make_batch` runs on the event loop; the engine and the sealing run on the producer's engine thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core import batch as codes
+from headrace.core.batch import BatchMeta
+from headrace.core.errors import BatchFailed
+from headrace.core.job import Session
+from headrace.core.session_plan import Position
+from headrace.core.substitution import candidates
+from headrace.wire import batch_meta, slot_format
+from headrace.worker.engines.protocol import PreparedEngine
+from headrace.worker.sources.protocol import ReadBatch
+from headrace.worker.work import SessionWork
+
+
+@dataclass(slots=True)
+class Order:
+    """A batch to be made. slot: writable, slot_bytes long. leased_s, slot_free_s, started_s: CLOCK_MONOTONIC."""
+
+    work: SessionWork
+    rank: int
+    index: int
+    position: Position
+    token: int
+    slot: memoryview
+    worker: str
+    fingerprint: str
+    leased_s: float
+    slot_free_s: float
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What became of an order.
+
+    total_bytes: length of the sealed slot. requests: reads made. read_s, busy_s: wall seconds of the reads and of the
+    engine. decode_s, augment_s: thread-seconds. bad: reason code -> samples.
+    """
+
+    total_bytes: int
+    read_bytes: int
+    requests: int
+    read_s: float
+    busy_s: float
+    decode_s: float
+    augment_s: float
+    bad: dict[int, int]
+
+
+async def make_batch(order: Order, engine_turn: asyncio.Lock, executor: Executor) -> Made:
+    """Make one batch into its slot. Raises BatchFailed, or the source's ShardMissing, ShardChanged or SourceUnavailable."""
+    samples = order.work.batch_samples(order.position)
+    read = await order.work.source.read(samples.sample_ids.tolist())
+    read_s = time.monotonic()
+    async with engine_turn:
+        return await asyncio.get_running_loop().run_in_executor(executor, _produce, order, samples.sample_ids, samples.mask, read, read_s)
+
+
+def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_], read: ReadBatch, read_s: float) -> Made:
+    session = order.work.session
+    job = session.job
+    pixels = slot_format.pixels(order.slot, order.work.pixel_bytes)
+    keys = [(order.position.epoch, sample_id) for sample_id in sample_ids.tolist()]
+    begun = time.monotonic()
+    result = order.work.engine.run(read.samples, keys, pixels)
+    sources, reasons = _substitute(order.work.engine, session, order.position, read, keys, result.reasons, pixels)
+    augmented = time.monotonic()
+    # One library call decodes and augments: its wall time is split by the thread-seconds that it measured for each.
+    share = result.decode_s / max(result.decode_s + result.augment_s, 1e-12)
+    status = np.where(sources != np.arange(len(sources)), codes.SUBSTITUTED, codes.OK).astype(np.uint8)
+    status[~mask] = codes.PADDED
+    meta = BatchMeta(
+        job=job.name,
+        attempt=session.attempt,
+        rank=order.rank,
+        index=order.index,
+        epoch=order.position.epoch,
+        step=order.position.step,
+        batch=order.position.batch,
+        lane=order.position.lane,
+        token=order.token,
+        worker=order.worker,
+        plan_hash=job.plan_hash,
+        fingerprint=order.fingerprint,
+        sample_ids=sample_ids,
+        source_ids=sample_ids[sources],
+        status=status,
+        reasons=reasons,
+        keys=[read.samples[row].key for row in sources],
+        labels=None if read.labels is None else read.labels[sources],
+        label_json=[read.label_json[row] for row in sources] if read.label_json else [],
+        milestones={
+            "leased": order.leased_s,
+            "slot_free": order.slot_free_s,
+            "started": order.started_s,
+            "read": read_s,
+            "decoded": begun + (augmented - begun) * share,
+            "augmented": augmented,
+            "published": time.monotonic(),
+        },
+    )
+    output = job.pipeline.output
+    total = slot_format.seal(
+        order.slot,
+        batch_meta.encode(meta),
+        index=order.index,
+        token=order.token,
+        dtype=output.dtype,
+        layout=output.layout,
+        shape=job.pipeline.shape(job.batch_size),
+        pixel_bytes=order.work.pixel_bytes,
+    )
+    bad = {int(code): int(count) for code, count in zip(*np.unique(reasons[reasons > 0], return_counts=True), strict=True)}
+    return Made(total, read.read_bytes, read.requests, read_s - order.started_s, augmented - begun, result.decode_s, result.augment_s, bad)
+
+
+def _substitute(
+    engine: PreparedEngine,
+    session: Session,
+    position: Position,
+    read: ReadBatch,
+    keys: list[tuple[int, int]],
+    reasons: NDArray[np.uint8],
+    pixels: memoryview,
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Fill the rows of bad samples from good ones of the same batch, under the planned row's parameters.
+
+    Returns (row whose sample is there int64[B], reasons uint8[B]). Raises BatchFailed.
+    """
+    rows = np.arange(len(keys), dtype=np.int64)
+    bad = np.flatnonzero(reasons)
+    if len(bad) == 0:
+        return rows, reasons
+    job = session.job
+    first = read.samples[int(bad[0])]
+    ids = {"job": job.name, "epoch": position.epoch, "batch": position.batch, "sample": first.sample_id, "key": first.key}
+    reason = codes.BAD_REASONS[int(reasons[bad[0]])]
+    if job.pipeline.on_bad_sample == "fail":
+        raise BatchFailed(f"sample {first.key!r} is bad ({reason}) and the job's policy is `fail`: mend it, or exclude it by `headrace index`", **ids)
+    if len(bad) == len(keys):
+        raise BatchFailed(f"all {len(keys)} samples of the batch are bad (first {first.key!r}: {reason}); look at the data set", **ids)
+    row_bytes = len(pixels) // len(keys)
+    planned = [sample for _, sample in keys]
+    for row in bad.tolist():
+        for substitute in candidates(job.seed, position.epoch, planned[row], planned):
+            if reasons[substitute]:
+                continue
+            out = pixels[row * row_bytes : (row + 1) * row_bytes]
+            if not engine.run([read.samples[substitute]], [keys[row]], out).reasons[0]:
+                rows[row] = substitute
+                break
+        else:
+            raise BatchFailed(f"no good sample can stand in for {read.samples[row].key!r}; look at the data set", **ids)
+    return rows, reasons

@@ -1,0 +1,260 @@
+"""The worker's scheduler: decides which batch is made next, and sees it through.
+
+It listens to ports (connected ranks) and to leases. What may be made is what a connected rank wants (its credit window)
+in a lane that this worker holds. Within a job the lowest (epoch, batch) goes first, so that the batch that some rank
+waits for is never behind one that none waits for yet; between jobs the one that has had the least engine time goes
+first, so that an evaluation and a training share the worker.
+
+Everything here runs on the event loop thread but the engine, which runs on `executor`, one batch at a time, on all its
+threads. Batches in flight are bounded in number (reads run ahead of the engine), their memory by the ports' slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import structlog
+
+from headrace.core.errors import HeadraceError, SessionSuperseded, SessionUnknown, WorldMismatch
+from headrace.core.session_plan import Position
+from headrace.worker.make_batch import Made, Order, make_batch
+from headrace.worker.ports import OutPort
+from headrace.worker.stats import WorkerStats
+from headrace.worker.work import Sessions, SessionWork
+
+log = structlog.get_logger()
+
+# How long a HELLO waits for a session that this worker has not heard of yet; heartbeats come more often than that.
+ADMIT_DEADLINE_S = 2.0
+
+
+@dataclass(eq=False)
+class _PortState:
+    """A connected rank. free_since: index -> when its slot became free. building: indexes in flight."""
+
+    port: OutPort
+    free_since: dict[int, float] = field(default_factory=dict)
+    building: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    order: tuple[int, int]  # (epoch, batch)
+    state: _PortState
+    index: int
+    position: Position
+    work: SessionWork
+
+
+class Producer:
+    """See the module. Implements worker.ports.PortListener."""
+
+    def __init__(self, worker: str, fingerprint: str, sessions: Sessions, stats: WorkerStats, batches_in_flight: int) -> None:
+        self._worker = worker
+        self._fingerprint = fingerprint
+        self._sessions = sessions
+        self._stats = stats
+        self._limit = batches_in_flight
+        self._ports: dict[OutPort, _PortState] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._engine_turn = asyncio.Lock()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="headrace-engine")
+        self._used_s: dict[str, float] = {}
+        self._draining = False
+
+    # --- worker.ports.PortListener -----------------------------------------------------------------------------------
+
+    async def admit(self, job: str, attempt: int, rank: int, nonce: str) -> tuple[int, int]:
+        """See PortListener."""
+        work = self._sessions.by_key.get((job, attempt)) or await self._sessions.wait_for((job, attempt), ADMIT_DEADLINE_S)
+        newest = self._sessions.newest_attempt(job)
+        if newest > attempt:
+            raise SessionSuperseded(f"attempt {attempt} of job {job!r} was superseded by {newest}", job=job, attempt=attempt, newest=newest)
+        if work is None:
+            if (job, attempt) in self._sessions.broken:
+                raise self._sessions.broken[job, attempt]
+            raise SessionUnknown(f"worker {self._worker} serves no lane of job {job!r} attempt {attempt} yet: retry", job=job, attempt=attempt)
+        if rank >= work.session.world:
+            raise WorldMismatch(f"rank {rank} is outside world size {work.session.world}", job=job, rank=rank, world=work.session.world)
+        return work.slot_bytes, work.session.window
+
+    def opened(self, port: OutPort) -> None:
+        """See PortListener."""
+        log.info("rank_connected", job=port.job, attempt=port.attempt, rank=port.rank, transport=port.transport, next=port.next_index)
+        self._ports[port] = _PortState(port)
+        self._stats.connected(port.transport, 1)
+        self._wake.set()
+
+    def advanced(self, port: OutPort) -> None:
+        """See PortListener."""
+        self._wake.set()
+
+    def closed(self, port: OutPort) -> None:
+        """See PortListener."""
+        if self._ports.pop(port, None) is not None:
+            self._stats.connected(port.transport, -1)
+            log.info("rank_disconnected", job=port.job, attempt=port.attempt, rank=port.rank, transport=port.transport)
+
+    # --- leases ------------------------------------------------------------------------------------------------------
+
+    def leases_changed(self) -> None:
+        """Tell the scheduler that sessions or leases are others now."""
+        self._wake.set()
+
+    def serves(self, session: tuple[str, int]) -> bool:
+        """True while a rank of that session is connected."""
+        return any((port.job, port.attempt) == session for port in self._ports)
+
+    def lagging(self, behind_s: float) -> list[tuple[str, int, float]]:
+        """(job, lane, seconds) where a rank's very next batch has been wanted from here for longer than `behind_s`."""
+        now = time.monotonic()
+        found: dict[tuple[str, int], float] = {}
+        for state in self._ports.values():
+            index = state.port.next_index
+            work = self._sessions.by_key.get((state.port.job, state.port.attempt))
+            position = work.locate(state.port.rank, index) if work else None
+            if work is None or position is None or position.lane not in work.leases or not state.port.wants(index):
+                continue
+            behind = now - max(state.free_since.get(index, now), work.leases[position.lane].since_s)
+            if behind > behind_s:
+                key = (state.port.job, position.lane)
+                found[key] = max(found.get(key, 0.0), behind)
+        return [(job, lane, behind) for (job, lane), behind in found.items()]
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Start batches until `drain`; ends when it is cancelled or drained."""
+        while not self._draining:
+            await self._wake.wait()
+            self._wake.clear()
+            while not self._draining and len(self._tasks) < self._limit:
+                if not self._start_next():
+                    break
+
+    async def drain(self, deadline_s: float) -> None:
+        """Start nothing new and wait for what is in flight, at most `deadline_s`."""
+        self._draining = True
+        self._wake.set()
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=deadline_s)
+            for task in left:
+                log.warning("batch_abandoned", reason="drain deadline", deadline_s=deadline_s)
+                task.cancel()
+            if left:
+                await asyncio.wait(left, timeout=5)
+
+    def close(self) -> None:
+        """Free the engine thread; call after `drain`."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _start_next(self) -> bool:
+        for candidate in self._candidates():
+            slot = candidate.state.port.acquire(candidate.index)
+            if slot is None:
+                continue
+            self._start(candidate, slot)
+            return True
+        return False
+
+    def _candidates(self) -> list[_Candidate]:
+        """What may be made now, in the order in which it should be."""
+        now = time.monotonic()
+        by_job: dict[str, list[_Candidate]] = {}
+        for state in self._ports.values():
+            port = state.port
+            work = self._sessions.by_key.get((port.job, port.attempt))
+            if work is None or port.closed:
+                continue
+            self._note_window(state, now)
+            for index in state.free_since:
+                if index in state.building or not port.wants(index):
+                    continue
+                position = work.locate(port.rank, index)
+                if position is not None and position.lane in work.leases:
+                    found = _Candidate((position.epoch, position.batch), state, index, position, work)
+                    by_job.setdefault(port.job, []).append(found)
+        self._level(set(by_job))
+        ordered: list[_Candidate] = []
+        for job in sorted(by_job, key=lambda name: self._used_s[name]):
+            ordered.extend(sorted(by_job[job], key=lambda candidate: candidate.order))
+        return ordered
+
+    def _note_window(self, state: _PortState, now: float) -> None:
+        first = state.port.next_index
+        window = range(first, first + state.port.window)
+        for index in [index for index in state.free_since if index < first]:
+            del state.free_since[index]
+        for index in window:
+            state.free_since.setdefault(index, now)
+
+    def _level(self, active: set[str]) -> None:
+        """A job that comes (back) starts level with the one that has had least: idle time earns no claim."""
+        known = [self._used_s[job] for job in active if job in self._used_s]
+        floor = min(known, default=0.0)
+        for job in active:
+            self._used_s.setdefault(job, floor)
+        for job in [job for job in self._used_s if job not in active and not any(port.job == job for port in self._ports)]:
+            del self._used_s[job]
+
+    def _start(self, candidate: _Candidate, slot: memoryview) -> None:
+        lease = candidate.work.leases[candidate.position.lane]
+        now = time.monotonic()
+        order = Order(
+            work=candidate.work,
+            rank=candidate.state.port.rank,
+            index=candidate.index,
+            position=candidate.position,
+            token=lease.token,
+            slot=slot,
+            worker=self._worker,
+            fingerprint=self._fingerprint,
+            leased_s=lease.since_s,
+            slot_free_s=candidate.state.free_since[candidate.index],
+            started_s=now,
+        )
+        candidate.state.building.add(candidate.index)
+        candidate.state.port.started(candidate.index, lease.token)
+        task = asyncio.create_task(self._make(candidate, order), name=f"batch-{candidate.position.epoch}-{candidate.position.batch}")
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    async def _make(self, candidate: _Candidate, order: Order) -> None:
+        port, index = candidate.state.port, candidate.index
+        job = candidate.work.session.job
+        try:
+            made = await make_batch(order, self._engine_turn, self._executor)
+        except HeadraceError as error:
+            log.error("batch_failed", job=job.name, rank=port.rank, index=index, epoch=order.position.epoch, batch=order.position.batch, error=str(error))
+            self._stats.failed(job.name, error.code)
+            port.abandon(index)
+            if not port.closed:
+                port.fail(index, error)
+            return
+        except BaseException:
+            port.abandon(index)
+            raise
+        finally:
+            candidate.state.building.discard(index)
+        self._used_s[job.name] = self._used_s.get(job.name, 0.0) + made.busy_s
+        self._publish(candidate, order, made)
+
+    def _publish(self, candidate: _Candidate, order: Order, made: Made) -> None:
+        port = candidate.state.port
+        self._stats.made(candidate.work.session.job.name, candidate.work.session.job.batch_size, port.transport, made)
+        lease = candidate.work.leases.get(order.position.lane)
+        if port.closed or lease is None or lease.token != order.token:
+            # The lane has moved on: its new owner makes this batch, and the rank would refuse our token.
+            port.abandon(order.index)
+            return
+        port.publish(order.index, order.token, made.total_bytes)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._wake.set()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("producer_bug", task=task.get_name(), exc_info=task.exception())

@@ -1,0 +1,81 @@
+"""What the worker measures of itself: its speed for the lease rules, and its metrics for Prometheus.
+
+Called on the event loop thread; one registry a process.
+"""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry
+
+from headrace.core.batch import BAD_REASONS
+from headrace.telemetry import metrics
+from headrace.worker.make_batch import Made
+
+# Weight of the newest batch in the measured speed: the last ten or so count.
+_SPEED_WEIGHT = 0.2
+
+
+class WorkerStats:
+    """Counters since the process began. samples_per_s: moving mean of the engine at full load; 0 until the first batch."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.samples_per_s = 0.0
+        self._busy_until_s = time.monotonic()
+        self._busy_share = 0.0
+        self._samples = metrics.counter("headrace_samples_made_total", registry)
+        self._batches = metrics.counter("headrace_batches_made_total", registry)
+        self._bad = metrics.counter("headrace_samples_substituted_total", registry)
+        self._failed = metrics.counter("headrace_batches_failed_total", registry)
+        self._stage = metrics.histogram("headrace_stage_seconds", registry)
+        self._busy = metrics.gauge("headrace_worker_busy_ratio", registry)
+        self._read_bytes = metrics.counter("headrace_read_bytes_total", registry)
+        self._reads = metrics.counter("headrace_reads_total", registry)
+        self._sent_bytes = metrics.counter("headrace_sent_bytes_total", registry)
+        self._connections = metrics.gauge("headrace_connections", registry)
+        self._lanes = metrics.gauge("headrace_lanes_held", registry)
+        self._heartbeat = metrics.histogram("headrace_heartbeat_seconds", registry)
+        self._heartbeat_failures = metrics.counter("headrace_heartbeat_failures_total", registry)
+
+    def made(self, job: str, samples: int, transport: str, made: Made) -> None:
+        """Count a batch that the engine finished."""
+        speed = samples / max(made.busy_s, 1e-9)
+        self.samples_per_s = speed if self.samples_per_s == 0 else self.samples_per_s + _SPEED_WEIGHT * (speed - self.samples_per_s)
+        self._samples.labels(job).inc(samples)
+        self._batches.labels(job).inc()
+        self._read_bytes.inc(made.read_bytes)
+        self._reads.inc(made.requests)
+        self._sent_bytes.labels(transport).inc(made.total_bytes)
+        for stage, seconds in (("read", made.read_s), ("decode", made.decode_s), ("augment", made.augment_s)):
+            self._stage.labels(stage).observe(seconds)
+        for code, count in made.bad.items():
+            self._bad.labels(job, BAD_REASONS[code]).inc(count)
+        now = time.monotonic()
+        # Share of the time since the last batch's end that the engine worked, smoothed as the speed is.
+        share = min(made.busy_s / max(now - self._busy_until_s, 1e-9), 1.0)
+        self._busy_until_s = now
+        self._busy_share += _SPEED_WEIGHT * (share - self._busy_share)
+        self._busy.set(self._busy_share)
+
+    def failed(self, job: str, code: str) -> None:
+        """Count a batch that could not be made."""
+        self._failed.labels(job, code).inc()
+
+    def connected(self, transport: str, change: int) -> None:
+        """A rank came (+1) or went (-1)."""
+        self._connections.labels(transport).inc(change)
+
+    def lanes(self, by_job: dict[str, int]) -> None:
+        """Lanes held of each job that is known."""
+        for job, count in by_job.items():
+            self._lanes.labels(job).set(count)
+
+    def heartbeat(self, seconds: float) -> None:
+        """A heartbeat that was answered."""
+        self._heartbeat.observe(seconds)
+
+    def heartbeat_failed(self, code: str) -> None:
+        """A heartbeat that was not."""
+        self._heartbeat_failures.labels(code).inc()
