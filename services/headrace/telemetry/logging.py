@@ -10,25 +10,27 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+Format = Literal["auto", "json", "console"]
 LEVELS = ("debug", "info", "warning", "error")
 
 # Libraries that speak through the standard library's logging and would repeat what our own events say.
 _QUIET = {"uvicorn.access": logging.WARNING, "asyncio": logging.WARNING, "grpc": logging.WARNING}
 
 
-def configure(service: str, json: bool | None = None, level: str = "info", **ids: str | int) -> None:
+def configure(service: str, format: Format = "auto", level: str = "info", **ids: str | int) -> None:
     """Send all logs of this process to stderr, with `service` and `ids` (worker=..., replica=...) on every line.
 
-    json: one JSON object a line, else text for people; None: text where stderr is a terminal. Calling it again replaces the
-    set-up. Raises ValueError for an unknown level.
+    format: `json`, one object a line; `console`, text for people; `auto`, text where stderr is a terminal. Calling it again
+    replaces the set-up. Raises ValueError for an unknown level.
     """
     if level not in LEVELS:
         raise ValueError(f"unknown log level {level!r}: choose one of {', '.join(LEVELS)}")
-    console = sys.stderr.isatty() if json is None else not json
+    console = format == "console" or (format == "auto" and sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         _with_ids({"service": service, **ids}),

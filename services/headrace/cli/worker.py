@@ -1,0 +1,14 @@
+"""`headrace worker`: a worker as a process. Its flags are its settings (headrace.worker.settings)."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def worker(arguments: tuple[str, ...]) -> None:
+    """Run a worker; `--help` is answered by its settings."""
+    from headrace.worker.app import main
+
+    main(list(arguments))
