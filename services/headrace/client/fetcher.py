@@ -1,0 +1,129 @@
+"""The fetcher process: receives remote batches over gRPC and puts them into the trainer's slab.
+
+Started by the trainer's `headrace-intake` thread as `python -m headrace.client.fetcher SOCKET_FD SLAB_FD`, so that the
+trainer never touches the bytes of the network. One asyncio loop on the only thread. It ends with the trainer: when the
+socket closes, or by the kernel's signal if the trainer is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import mmap
+import os
+import signal
+import socket
+import sys
+
+import structlog
+
+from headrace.client.fetch_slots import FetchSlots
+from headrace.client.fetch_stream import Stream
+from headrace.client.transports import fetch_protocol as protocol
+from headrace.core.errors import HeadraceError, ProtocolMismatch
+from headrace.telemetry.parent import exit_with_parent
+from headrace.wire.messages import Chunk, Message, Next, Ready
+
+log = structlog.get_logger()
+
+# glibc: keep freed chunks instead of giving pages back and faulting them in again for each message; one arena.
+_MALLOPT = {-3: 1 << 30, -1: 2**31 - 1, -2: 64 << 20, -8: 1}
+
+
+class Fetcher:
+    """All streams of one rank and the pipe to the trainer."""
+
+    def __init__(self, trainer: socket.socket, slots: FetchSlots) -> None:
+        self._trainer = trainer
+        self._slots = slots
+        self._streams: dict[int, Stream] = {}
+        self._send_lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until the trainer closes its end."""
+        loop = asyncio.get_running_loop()
+        while data := await loop.sock_recv(self._trainer, protocol.MAX_BYTES):
+            self._command(protocol.decode(data))
+        for stream in self._streams.values():
+            stream.cancel()
+
+    def _command(self, message: protocol.FetchMessage) -> None:
+        match message:
+            case protocol.Forward(_, Next(index)):
+                self._slots.advance(index)
+                for stream in self._streams.values():
+                    stream.send_next(index)
+            case protocol.Connect(link, target, worker, hello):
+                stream = Stream(link, target, worker, hello, self._deliver)
+                self._streams[link] = stream
+                task = asyncio.create_task(self._serve(stream), name=f"stream-{worker}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case protocol.Disconnect(link) if link in self._streams:
+                self._streams.pop(link).cancel()
+                self._start_over(self._slots.link_gone(link))
+            case protocol.Drop(link, index):
+                self._start_over(self._slots.drop(link, index))
+            case protocol.Disconnect():
+                pass  # it had ended by itself
+            case _:
+                raise ProtocolMismatch(f"the trainer sent a {type(message).__name__}")
+
+    async def _serve(self, stream: Stream) -> None:
+        error = await stream.run()
+        if self._streams.pop(stream.link, None) is None:
+            return  # the trainer ended it and wants to hear no more
+        self._start_over(self._slots.link_gone(stream.link))
+        await self._tell(protocol.Down(stream.link, error.code, error.message))
+
+    def _start_over(self, links: set[int]) -> None:
+        for link in links & set(self._streams):
+            self._streams[link].end(HeadraceError("started over: bytes that were thrown away are wanted after all"))
+
+    async def _deliver(self, stream: Stream, message: Message) -> None:
+        """A message of a worker; chunks end here."""
+        if stream.link not in self._streams:
+            return
+        if isinstance(message, Chunk):
+            self._slots.chunk(stream.link, message)
+        elif not isinstance(message, Ready) or self._slots.ready(stream.link, message):
+            await self._tell(protocol.Forward(stream.link, message))
+
+    async def _tell(self, message: protocol.FetchMessage) -> None:
+        async with self._send_lock:  # asyncio allows one writer a socket
+            await asyncio.get_running_loop().sock_sendall(self._trainer, protocol.encode(message))
+
+
+async def _main(trainer: socket.socket, slab_fd: int) -> None:
+    first = await asyncio.get_running_loop().sock_recv(trainer, protocol.MAX_BYTES)
+    config = protocol.decode(first) if first else None
+    if not isinstance(config, protocol.Config):
+        return
+    size = config.slots * config.slot_bytes
+    # Populated at once: pages are then not faulted in under the first batches.
+    memory = mmap.mmap(slab_fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    os.close(slab_fd)
+    slots = FetchSlots(memoryview(memory), config.slots, config.slot_bytes, config.next, config.have)
+    await Fetcher(trainer, slots).run()
+
+
+def main(argv: list[str]) -> int:
+    """Run one fetcher; the exit status is 0 when the trainer closed the socket."""
+    exit_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; its socket ends us
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for option, value in _MALLOPT.items():
+            libc.mallopt(option, value)
+    trainer = socket.socket(fileno=int(argv[0]))
+    trainer.setblocking(False)
+    try:
+        asyncio.run(_main(trainer, int(argv[1])))
+    except (ConnectionError, KeyboardInterrupt):
+        log.info("fetcher_end", reason="the trainer is gone")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

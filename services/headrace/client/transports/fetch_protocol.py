@@ -1,0 +1,135 @@
+"""What the trainer's process and its fetcher say to each other over their SOCK_SEQPACKET pair.
+
+One datagram is one message: a type byte, the link's number (u32, little-endian; 0 where it concerns none), then the rest.
+
+The trainer sends
+  CONFIG      first of all, JSON: the slab's slots and slot_bytes, next index, indexes that are had
+  CONNECT     JSON: target (host:port), worker, and the HELLO to send; opens link
+  DISCONNECT  ends link
+  FORWARD     NEXT, for all links at once (link 0)
+  DROP        u64 index: the batch last said READY by link is refused, its slot may be written again
+The fetcher sends
+  FORWARD     STARTED, READY, FAILED, WELCOME, REFUSE or DRAIN that came by link; READY once the bytes are there and checked
+  DOWN        JSON code, message: link is over
+
+A link's number is never used again, so a message about a link that was replaced meanwhile is known as such.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.core.errors import ProtocolMismatch
+from headrace.wire import messages
+from headrace.wire.messages import Hello, Message
+
+MAX_BYTES = messages.MAX_CONTROL_BYTES + 1024
+_CONFIG, _CONNECT, _DISCONNECT, _FORWARD, _DROP, _DOWN = range(1, 7)
+_HEAD = struct.Struct("<BI")
+_INDEX = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The slab to fill and what is in it."""
+
+    slots: int
+    slot_bytes: int
+    next: int
+    have: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a stream to a worker."""
+
+    link: int
+    target: str
+    worker: str
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """End a stream; nothing more is said about it."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A data plane message that goes to or came from a link."""
+
+    link: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A READY was refused."""
+
+    link: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """A stream is over; the code is one of core.errors."""
+
+    link: int
+    code: str
+    message: str
+
+
+FetchMessage = Config | Connect | Disconnect | Forward | Drop | Down
+
+
+def encode(message: FetchMessage) -> bytes:
+    """The datagram of a message."""
+    match message:
+        case Config():
+            return _HEAD.pack(_CONFIG, 0) + _json(asdict(message))
+        case Connect(link, target, worker, hello):
+            return _HEAD.pack(_CONNECT, link) + _json({"target": target, "worker": worker, "hello": asdict(hello)})
+        case Disconnect(link):
+            return _HEAD.pack(_DISCONNECT, link)
+        case Forward(link, inner):
+            return _HEAD.pack(_FORWARD, link) + messages.encode(inner)
+        case Drop(link, index):
+            return _HEAD.pack(_DROP, link) + _INDEX.pack(index)
+        case Down(link, code, text):
+            return _HEAD.pack(_DOWN, link) + _json({"code": code, "message": text})
+
+
+def decode(data: bytes | memoryview) -> FetchMessage:
+    """Parse one datagram. Raises ProtocolMismatch on anything that is not one."""
+    view = memoryview(data)
+    try:
+        kind, link = _HEAD.unpack_from(view)
+        rest = view[_HEAD.size :]
+        match kind:
+            case 4:
+                return Forward(link, messages.decode(rest))
+            case 3 if not rest:
+                return Disconnect(link)
+            case 5:
+                return Drop(link, _INDEX.unpack(rest)[0])
+            case 1:
+                fields = json.loads(bytes(rest))
+                return Config(**{**fields, "have": tuple(fields["have"])})
+            case 2:
+                fields = json.loads(bytes(rest))
+                hello = {**fields["hello"], "have": tuple(fields["hello"]["have"])}
+                return Connect(link, fields["target"], fields["worker"], Hello(**hello))
+            case 6:
+                return Down(link, **json.loads(bytes(rest)))
+    except (struct.error, ValueError, TypeError, KeyError) as error:
+        raise ProtocolMismatch(f"malformed message between trainer and fetcher: {error}") from error
+    raise ProtocolMismatch(f"unknown message type {kind} between trainer and fetcher")
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()

@@ -1,0 +1,96 @@
+"""Slabs as the trainer sees them: mapped read-only, with a life that ends when the last batch in it is done with.
+
+A slab is cut into `slots` slots of `slot_bytes`; index i lies in slot `i % slots`. The mapping lives as long as its
+connection or a batch in it; views are handed out by `view` and taken back by `take_back`. Nothing is freed in `__del__`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass, field
+
+from headrace.core.errors import ProtocolMismatch, TransportUnavailable
+from headrace.wire.slot_format import PAGE, PIXEL_OFFSET
+
+# Not in Python's fcntl module before 3.12.
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
+_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+MAX_SLAB_BYTES = 1 << 40
+
+
+@dataclass(slots=True)
+class Slab:
+    """One mapped slab. number: unique in this process. in_use: its connection (or fetcher) still writes to it."""
+
+    number: int
+    slots: int
+    slot_bytes: int
+    generation: int
+    memory: mmap.mmap
+    in_use: bool = True
+    _views: dict[int, memoryview] = field(default_factory=dict)
+
+    def view(self, index: int) -> memoryview:
+        """The slot of `index`, read-only; the same object until it is taken back."""
+        if index not in self._views:
+            start = (index % self.slots) * self.slot_bytes
+            with memoryview(self.memory) as whole:
+                self._views[index] = whole[start : start + self.slot_bytes]
+        return self._views[index]
+
+    def take_back(self, below: int) -> None:
+        """End the views of indexes below a number, so far as no array of the trainer hangs on them."""
+        for index in [index for index in self._views if index < below]:
+            try:
+                self._views[index].release()
+            except BufferError:  # an array made from it is still referenced; closing waits for that
+                continue
+            del self._views[index]
+
+    def close(self, below: int) -> bool:
+        """Unmap, if no view is left after taking back those below a number. True if it is gone."""
+        self.take_back(below)
+        if self._views:
+            return False
+        try:
+            self.memory.close()
+        except BufferError:
+            return False
+        return True
+
+
+def map_slab(fd: int, number: int, *, slots: int, slot_bytes: int, generation: int, who: str) -> Slab:
+    """Map a producer's descriptor read-only. The descriptor stays the caller's to close.
+
+    Raises ProtocolMismatch if it does not hold what `who` says, or could be truncated later: reading would then kill us.
+    """
+    if slots < 1 or slot_bytes < PIXEL_OFFSET or slot_bytes % PAGE or slots * slot_bytes > MAX_SLAB_BYTES:
+        raise ProtocolMismatch(f"{who} announces a slab of {slots} slots of {slot_bytes} bytes: impossible", worker=who)
+    size = os.fstat(fd).st_size
+    if size < slots * slot_bytes:
+        raise ProtocolMismatch(f"the slab of {who} has {size} bytes, not {slots} slots of {slot_bytes}", worker=who)
+    try:
+        seals = fcntl.fcntl(fd, _F_GET_SEALS)
+        if not seals & _F_SEAL_SHRINK:
+            raise ProtocolMismatch(f"the slab of {who} is not sealed against shrinking: it is not read", worker=who)
+        memory = mmap.mmap(fd, slots * slot_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise ProtocolMismatch(f"the slab of {who} cannot be mapped: {error}", worker=who) from error
+    return Slab(number, slots, slot_bytes, generation, memory)
+
+
+def create_slab(number: int, slots: int, slot_bytes: int) -> tuple[Slab, int]:
+    """A slab of our own for the fetcher, and its descriptor, which is the caller's to close. Raises TransportUnavailable."""
+    try:
+        fd = os.memfd_create("headrace-fetch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, slots * slot_bytes)
+            fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+            return map_slab(fd, number, slots=slots, slot_bytes=slot_bytes, generation=0, who="this process"), fd
+        except BaseException:
+            os.close(fd)
+            raise
+    except OSError as error:
+        raise TransportUnavailable(f"no memory for {slots} slots of {slot_bytes} bytes to fetch into: {error}") from error

@@ -1,0 +1,282 @@
+"""Which batches a rank has, which producer may still deliver one, and who is awaited.
+
+Pure: messages of producers, lane tables and times come in, verdicts come out; `client.transports.intake` does what they say.
+A *link* is one connection to one producer and has a number that is never used again.
+
+Why nothing is lost and nothing hangs:
+
+- A message is accepted only under a token that is not lower than the newest known for its lane (`STALE` otherwise), and
+  the first complete copy of an index stays (`DUPLICATE` otherwise). An accepted batch stays accepted when the token rises.
+- A producer sends an index once on a connection, and never one that HELLO said we have. So each link's *withheld* indexes
+  are remembered: told as had, or refused. If one of them is needed after all and the link's producer owns its lane,
+  `must_restart` says to connect anew: a producer's belief never outlives its connection.
+- The lowest index not yet released is always inside the credit window, so whoever owns its lane may make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headrace.core.errors import Ids
+
+
+class Verdict(Enum):
+    """What became of a message. LATE: below the lowest unreleased index. OUTSIDE: beyond the window or the session."""
+
+    ACCEPTED = "accepted"
+    STALE = "stale"
+    DUPLICATE = "duplicate"
+    LATE = "late"
+    OUTSIDE = "outside"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A complete batch. place: number of the slab that holds it (the caller's). at_s: when it was known to be complete."""
+
+    index: int
+    token: int
+    link: int
+    worker: str
+    place: int
+    total_bytes: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A producer's word that an index cannot be made; code, message and ids rebuild its error."""
+
+    index: int
+    token: int
+    worker: str
+    code: str
+    message: str
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Who makes an index. worker: the lane's owner or empty. started_by: the producer at work on it or empty.
+
+    Times are of the caller's clock.
+    """
+
+    index: int
+    lane: int | None
+    worker: str
+    token: int
+    owner_since_s: float
+    started_by: str
+    started_since_s: float
+
+
+@dataclass(slots=True)
+class _Begun:
+    worker: str
+    token: int
+    at_s: float
+
+
+@dataclass(slots=True)
+class _Index:
+    """What is known of one index that is not released. begun: link -> its STARTED. tokens: all under which it was begun."""
+
+    begun: dict[int, _Begun] = field(default_factory=dict)
+    tokens: set[int] = field(default_factory=set)
+    arrival: Arrival | None = None
+    failure: Failure | None = None
+
+
+class Arrivals:
+    """The state of one rank's arrivals; one thread at a time.
+
+    lane_of: index -> lane, None past the session's end. window: S. start: first index that this client wants.
+    Counters: `refused` (stale), `duplicates`, `remade` (begun under one lease and delivered under another).
+    """
+
+    def __init__(self, lane_of: Callable[[int], int | None], lanes: int, window: int, start: int = 0) -> None:
+        self._lane_of = lane_of
+        self.next = start
+        self.window = window
+        self.owners: list[str] = [""] * lanes
+        self.tokens: list[int] = [0] * lanes
+        self._table_tokens: list[int] = [0] * lanes
+        self._owner_since_s: list[float] = [0.0] * lanes
+        self._known: dict[int, _Index] = {}
+        self._withheld: dict[int, set[int]] = {}
+        self.refused = 0
+        self.duplicates = 0
+        self.remade = 0
+
+    def table(self, owners: Sequence[str], tokens: Sequence[int], window: int, now_s: float) -> bool:
+        """Take in a lane table; entries older than the known ones are passed over. True if the window grew (connect anew)."""
+        for lane, (owner, token) in enumerate(zip(owners, tokens, strict=True)):
+            if token < self._table_tokens[lane]:
+                continue
+            if owner != self.owners[lane] or token > self._table_tokens[lane]:
+                self._owner_since_s[lane] = now_s
+            self.owners[lane] = owner
+            self._table_tokens[lane] = token
+            self.tokens[lane] = max(self.tokens[lane], token)
+        grew = window > self.window
+        self.window = max(self.window, window)
+        return grew
+
+    def hello(self, link: int) -> tuple[int, tuple[int, ...]]:
+        """(next, have) for a new link's HELLO; what is told as had is withheld by its producer from now on."""
+        have = self.have()
+        self._withheld[link] = set(have)
+        return self.next, have
+
+    def have(self) -> tuple[int, ...]:
+        """Complete indexes that are not released, ascending."""
+        return tuple(sorted(index for index, known in self._known.items() if known.arrival is not None))
+
+    def started(self, link: int, worker: str, index: int, token: int, now_s: float) -> Verdict:
+        """A producer began an index."""
+        verdict = self._judge(index, token)
+        if verdict is Verdict.ACCEPTED:
+            known = self._known.setdefault(index, _Index())
+            known.begun[link] = _Begun(worker, token, now_s)
+            known.tokens.add(token)
+        return verdict
+
+    def ready(self, arrival: Arrival) -> Verdict:
+        """A producer completed an index. Unless ACCEPTED the slot's content is not to be used."""
+        verdict = self._judge(arrival.index, arrival.token)
+        if verdict is Verdict.ACCEPTED:
+            known = self._known.setdefault(arrival.index, _Index())
+            if known.arrival is None:
+                known.arrival = arrival
+                known.failure = None
+                known.begun.pop(arrival.link, None)
+                self.remade += bool(known.tokens - {arrival.token})
+                return verdict
+            verdict = Verdict.DUPLICATE
+            self.duplicates += 1
+        self.refused += verdict is Verdict.STALE
+        self._withhold(arrival.link, arrival.index, verdict)
+        return verdict
+
+    def failed(self, link: int, failure: Failure) -> Verdict:
+        """A producer cannot make an index.
+
+        FAILED carries no token (failure.token is not read): that of its STARTED counts, else its producer must own the lane.
+        """
+        lane = self._lane_of(failure.index)
+        known = self._known.get(failure.index)
+        begun = known.begun.get(link) if known else None
+        token = begun.token if begun else 0
+        if begun is None and lane is not None and self.owners[lane] == failure.worker:
+            token = self.tokens[lane]
+        verdict = self._judge(failure.index, token)
+        if verdict is Verdict.ACCEPTED:
+            known = self._known.setdefault(failure.index, _Index())
+            known.begun.pop(link, None)
+            if known.arrival is None:
+                known.failure = Failure(failure.index, token, failure.worker, failure.code, failure.message, failure.ids)
+            else:
+                verdict = Verdict.DUPLICATE
+        self.refused += verdict is Verdict.STALE
+        self._withhold(link, failure.index, verdict)
+        return verdict
+
+    def link_gone(self, link: int) -> None:
+        """A connection ended: nothing more comes by it; what it delivered stays."""
+        self._withheld.pop(link, None)
+        for known in self._known.values():
+            known.begun.pop(link, None)
+
+    def discard(self, index: int) -> Arrival | None:
+        """Un-accept a batch whose slot turned out to hold something else; it is wanted again."""
+        known = self._known.get(index)
+        arrival = known.arrival if known else None
+        if known is not None and arrival is not None:
+            known.arrival = None
+            self._withhold(arrival.link, index, Verdict.ACCEPTED)
+        return arrival
+
+    def release(self, next_index: int) -> list[Arrival]:
+        """All indexes below `next_index` are done with; returns those that were here. A lower number changes nothing."""
+        self.next = max(self.next, next_index)
+        gone = sorted(index for index in self._known if index < self.next)
+        for withheld in self._withheld.values():
+            withheld.difference_update([index for index in withheld if index < self.next])
+        return [known.arrival for known in map(self._known.pop, gone) if known.arrival is not None]
+
+    def get(self, index: int) -> Arrival | Failure | None:
+        """The batch, or why it cannot be made (as long as that was said under the newest token), or None: still awaited."""
+        known = self._known.get(index)
+        if known is None:
+            return None
+        if known.arrival is not None:
+            return known.arrival
+        lane = self._lane_of(index)
+        if known.failure is not None and lane is not None and known.failure.token >= self.tokens[lane]:
+            return known.failure
+        return None
+
+    def places(self) -> set[int]:
+        """Slabs that hold a batch not yet released."""
+        return {known.arrival.place for known in self._known.values() if known.arrival is not None}
+
+    def pending(self, link: int) -> bool:
+        """True while the link has a batch here that is not released, or one begun whose delivery would be accepted."""
+        for index, known in self._known.items():
+            if known.arrival is not None:
+                if known.arrival.link == link:
+                    return True
+            elif link in known.begun and known.begun[link].token >= self._newest(index):
+                return True
+        return False
+
+    def must_restart(self, link: int, worker: str) -> bool:
+        """True if the link's producer owns the lane of a wanted index that it will not send on this connection."""
+        return any(self._wanted_from(worker, index) for index in self._withheld.get(link, ()))
+
+    def awaited(self, index: int) -> Awaited:
+        """Who is to deliver `index`."""
+        lane = self._lane_of(index)
+        known = self._known.get(index, _Index())
+        newest = max(known.begun.values(), key=lambda begun: begun.token, default=None)
+        if newest is not None and newest.token < self._newest(index):
+            newest = None
+        return Awaited(
+            index=index,
+            lane=lane,
+            worker="" if lane is None else self.owners[lane],
+            token=self._newest(index),
+            owner_since_s=0.0 if lane is None else self._owner_since_s[lane],
+            started_by=newest.worker if newest else "",
+            started_since_s=newest.at_s if newest else 0.0,
+        )
+
+    def lanes_of(self, worker: str) -> Iterable[int]:
+        """Lanes that the newest table gives to a worker."""
+        return (lane for lane, owner in enumerate(self.owners) if owner == worker)
+
+    def _judge(self, index: int, token: int) -> Verdict:
+        if index < self.next:
+            return Verdict.LATE
+        lane = self._lane_of(index) if index < self.next + self.window else None
+        if lane is None:
+            return Verdict.OUTSIDE
+        if token < self.tokens[lane]:
+            return Verdict.STALE
+        self.tokens[lane] = token
+        return Verdict.ACCEPTED
+
+    def _newest(self, index: int) -> int:
+        lane = self._lane_of(index)
+        return 0 if lane is None else self.tokens[lane]
+
+    def _withhold(self, link: int, index: int, verdict: Verdict) -> None:
+        if verdict is not Verdict.LATE and verdict is not Verdict.OUTSIDE:
+            self._withheld.setdefault(link, set()).add(index)
+
+    def _wanted_from(self, worker: str, index: int) -> bool:
+        lane = self._lane_of(index)
+        return lane is not None and index >= self.next and self.owners[lane] == worker and self.get(index) is None
