@@ -20,7 +20,7 @@ def exit_with_parent() -> None:
     Call it first thing in main(). Linux: prctl; so the starter's *thread* must live as long as the child is wanted. Elsewhere
     a daemon thread watches the parent's id. Returns at once; ends the process if the parent is already gone.
     """
-    started_by = int(os.environ.get(PARENT_VARIABLE, os.getppid()))
+    started_by = int(os.environ.pop(PARENT_VARIABLE, os.getppid()))  # popped: it is not for our own children
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -1,0 +1,245 @@
+"""A whole fleet on this machine: a store, coordinators and workers as real processes, to be broken at will.
+
+    with Cluster(directory, coordinators=2, workers=3) as cluster:
+        headrace.open(..., coordinators=cluster.addresses)
+        cluster.kill_worker(0)
+        cluster.restart_store(cut_last_second=True)
+
+Any thread may call; one at a time. Logs lie in `directory/logs` and stay there; no process is left after `close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from headrace.testing.append_only import cut_since
+from headrace.testing.processes import ServiceProcess, free_address, start_service
+
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 10.0
+
+
+@dataclass(slots=True)
+class Member:
+    """One service with the arguments that it is started with, again and again. address: what it listens on."""
+
+    name: str
+    address: str
+    admin_address: str
+    arguments: list[str]
+    log: Path
+    process: ServiceProcess | None = field(default=None)
+
+    def start(self) -> None:
+        """Start it; does not wait."""
+        self.process = start_service(self.name, self.arguments, self.log)
+
+    def wait_ready(self) -> None:
+        """Wait until it listens."""
+        self.running.wait_listening(self.address, START_DEADLINE_S)
+
+    @property
+    def running(self) -> ServiceProcess:
+        """Its process, which may have ended since."""
+        if self.process is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self.process
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        """Send a signal; waits for the end if it is SIGKILL."""
+        self.running.kill(signum)
+        if signum == signal.SIGKILL:
+            self.running.wait(STOP_DEADLINE_S)
+
+
+class Cluster:
+    """See the module. directory: for data and logs. worker_args, coordinator_args: more flags for each of them."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        coordinators: int = 1,
+        workers: int = 2,
+        threads: int = 1,
+        worker_args: Sequence[str] = (),
+        coordinator_args: Sequence[str] = (),
+    ) -> None:
+        self.directory = directory
+        self._threads = threads
+        self._worker_args = list(worker_args)
+        self._lock = threading.RLock()
+        # Not below `directory`: a Unix socket's path has room for 107 bytes only.
+        self._sockets = Path(tempfile.mkdtemp(prefix="headrace-"))
+        self.store = self._store()
+        self.coordinators = [self._coordinator(i, coordinator_args) for i in range(coordinators)]
+        self.workers = [self._worker(i) for i in range(workers)]
+
+    # --- addresses ----------------------------------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> str:
+        """The coordinators, as a client wants them: host:port, separated by commas."""
+        return ",".join(member.address for member in self.coordinators)
+
+    @property
+    def store_url(self) -> str:
+        """redis:// address of the store."""
+        return f"redis://{self.store.address}/0"
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start all and wait until all listen. Raises PeerGone or WaitTimeout with the log of the one that did not."""
+        try:
+            self.store.start()
+            self.store.wait_ready()
+            rest = [*self.coordinators, *self.workers]
+            for member in rest:
+                member.start()
+            for member in rest:
+                member.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """End every process, the store last; idempotent."""
+        with self._lock:
+            for group in (self.workers, self.coordinators, [self.store]):
+                started = [member.process for member in group if member.process is not None]
+                for process in started:
+                    process.kill(signal.SIGCONT)
+                    process.kill(signal.SIGTERM)
+                end = time.monotonic() + STOP_DEADLINE_S
+                for process in started:
+                    process.stop(max(0.0, end - time.monotonic()))
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # --- breaking things ----------------------------------------------------------------------------------------------
+
+    def kill_worker(self, number: int, signum: int = signal.SIGKILL) -> None:
+        """Send a signal to worker `number`. SIGKILL: it is gone when this returns; SIGTERM: it drains."""
+        with self._lock:
+            self.workers[number].kill(signum)
+
+    def restart_worker(self, number: int) -> None:
+        """Kill worker `number` if it runs, and start it again under its name; waits until it listens."""
+        with self._lock:
+            self._restart(self.workers[number])
+
+    def add_worker(self) -> int:
+        """Start one more worker; waits until it listens; returns its number."""
+        with self._lock:
+            member = self._worker(len(self.workers))
+            self.workers.append(member)
+            member.start()
+            member.wait_ready()
+            return len(self.workers) - 1
+
+    def kill_coordinator(self, number: int, signum: int = signal.SIGKILL) -> None:
+        """Send a signal to coordinator `number`."""
+        with self._lock:
+            self.coordinators[number].kill(signum)
+
+    def restart_coordinator(self, number: int) -> None:
+        """Kill coordinator `number` if it runs, and start it again on its port; waits until it listens."""
+        with self._lock:
+            self._restart(self.coordinators[number])
+
+    def kill_store(self) -> None:
+        """Kill the store; `restart_store` brings it back."""
+        with self._lock:
+            self.store.kill()
+
+    def restart_store(self, cut_last_second: bool = False) -> int:
+        """Kill the store and start it on the same data and port; waits until it listens.
+
+        cut_last_second: forget what was written in the last one to two seconds, as a crash under `appendfsync everysec`
+        may. Returns the number of bytes forgotten.
+        """
+        with self._lock:
+            killed_s = int(time.time())
+            self.store.kill()
+            dropped = cut_since(self._store_dir, killed_s - 1) if cut_last_second else 0
+            self._restart(self.store)
+            return dropped
+
+    @contextlib.contextmanager
+    def paused_worker(self, number: int) -> Iterator[None]:
+        """Worker `number` hangs (SIGSTOP) inside."""
+        self.kill_worker(number, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.kill_worker(number, signal.SIGCONT)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def members(self) -> list[Member]:
+        """Store, coordinators and workers."""
+        return [self.store, *self.coordinators, *self.workers]
+
+    def logs(self) -> dict[str, str]:
+        """What each service wrote so far, by its name."""
+        return {member.name: member.log.read_text(errors="replace") for member in self.members() if member.log.exists()}
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _store_dir(self) -> Path:
+        return self.directory / "store"
+
+    def _store(self) -> Member:
+        address = free_address()
+        arguments = ["store", "--address", address, "--data-dir", str(self._store_dir)]
+        return Member("store", address, "", arguments, self._log("store"))
+
+    def _coordinator(self, number: int, more: Sequence[str]) -> Member:
+        name, address, admin = f"coordinator-{number}", free_address(), free_address()
+        arguments = ["coordinator", "--grpc-address", address, "--admin-address", admin, "--store", self.store_url, *more]
+        return Member(name, address, admin, arguments, self._log(name))
+
+    def _worker(self, number: int) -> Member:
+        name, address, metrics = f"worker-{number}", free_address(), free_address()
+        arguments = [
+            "worker",
+            "--name",
+            name,
+            "--coordinator",
+            self.addresses,
+            "--grpc-address",
+            address,
+            "--advertise",
+            address,
+        ]
+        arguments += ["--metrics-address", metrics, "--threads", str(self._threads)]
+        arguments += ["--socket-dir", str(self._sockets), *self._worker_args]
+        return Member(name, address, metrics, arguments, self._log(name))
+
+    def _log(self, name: str) -> Path:
+        return self.directory / "logs" / f"{name}.log"
+
+    @staticmethod
+    def _restart(member: Member) -> None:
+        if member.running.alive:
+            member.kill()
+        member.start()
+        member.wait_ready()
