@@ -1,0 +1,182 @@
+"""What the trainer gets: one batch, its pixels a view into shared memory with a stated life time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.batch import BAD_REASONS, SUBSTITUTED, BatchMeta
+from headrace.core.errors import BatchReleased
+from headrace.wire import slot_format
+from headrace.wire.slot_format import SlotHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Substitution:
+    """A bad sample: `sample_id` was planned in `row`, it was unusable for `reason`, `source_id`'s pixels stand there."""
+
+    row: int
+    sample_id: int
+    source_id: int
+    reason: str
+
+
+class Batch:
+    """One batch of B samples.
+
+    pixels: read-only array in the job's output layout and dtype (bfloat16 as ml_dtypes.bfloat16 where that package is
+    installed, else as uint16 of the same bits). It is a view into the slot that the worker filled: it is valid until the
+    next batch is asked for or the stream is closed; later `pixels` raises BatchReleased, and an array kept from before
+    must not be used. `copy()` gives a batch that stays. Everything else stays valid anyway:
+
+    labels: int64[B], uint8[B, classes] for multi-label sets, or None where labels are JSON; then label_json has B texts.
+    keys: B texts. sample_ids: int64[B], the samples planned, as places in the manifest; source_ids: int64[B], the ones
+    whose pixels, labels and keys are there (they differ where a bad sample was substituted). status: uint8[B], 0 ok,
+    1 padded, 2 substituted. mask: bool[B], False where padded. epoch, step: of this rank. batch: k in the epoch plan.
+    fingerprint: of the engine that made it. worker, transport: where it came from.
+    """
+
+    __slots__ = ("_header", "_meta", "_pixels", "transport")
+
+    def __init__(self, meta: BatchMeta, header: SlotHeader, pixels: NDArray[Any], transport: str) -> None:
+        self._meta = meta
+        self._header = header
+        self._pixels: NDArray[Any] | None = pixels
+        self.transport = transport
+
+    @property
+    def pixels(self) -> NDArray[Any]:
+        """The images. Raises BatchReleased once their memory went back."""
+        if self._pixels is None:
+            raise BatchReleased(
+                "this batch's pixels are gone: they are valid until the next batch is asked for; use batch.copy() to keep them",
+                job=self._meta.job,
+                epoch=self.epoch,
+                step=self.step,
+            )
+        return self._pixels
+
+    @property
+    def released(self) -> bool:
+        """True once the pixels are gone."""
+        return self._pixels is None
+
+    @property
+    def labels(self) -> NDArray[np.int64] | NDArray[np.uint8] | None:
+        """Labels as numbers, or None where the data set's labels are JSON."""
+        return self._meta.labels
+
+    @property
+    def label_json(self) -> list[bytes]:
+        """B JSON texts, or nothing where labels are numbers."""
+        return self._meta.label_json
+
+    @property
+    def keys(self) -> list[str]:
+        """B sample keys, of source_ids."""
+        return self._meta.keys
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """bool[B], False where padded."""
+        return self._meta.mask
+
+    @property
+    def sample_ids(self) -> NDArray[np.int64]:
+        """int64[B], the samples planned."""
+        return self._meta.sample_ids
+
+    @property
+    def source_ids(self) -> NDArray[np.int64]:
+        """int64[B], the samples whose pixels are there."""
+        return self._meta.source_ids
+
+    @property
+    def status(self) -> NDArray[np.uint8]:
+        """uint8[B]: core.batch.OK, PADDED or SUBSTITUTED."""
+        return self._meta.status
+
+    @property
+    def epoch(self) -> int:
+        """Epoch, from 0."""
+        return self._meta.epoch
+
+    @property
+    def step(self) -> int:
+        """Step of this rank in the epoch, counted from the session's first batch there."""
+        return self._meta.step
+
+    @property
+    def batch(self) -> int:
+        """Place in the epoch plan (k)."""
+        return self._meta.batch
+
+    @property
+    def index(self) -> int:
+        """Position in the rank's session."""
+        return self._meta.index
+
+    @property
+    def fingerprint(self) -> str:
+        """Engine that made it."""
+        return self._meta.fingerprint
+
+    @property
+    def worker(self) -> str:
+        """Worker that made it."""
+        return self._meta.worker
+
+    @property
+    def dtype(self) -> str:
+        """Name of the pixels' dtype, one of core.pipeline_spec.DType."""
+        return self._header.dtype
+
+    @property
+    def layout(self) -> str:
+        """NHWC or NCHW."""
+        return self._header.layout
+
+    @property
+    def substituted(self) -> list[Substitution]:
+        """The bad samples of this batch."""
+        meta = self._meta
+        return [
+            Substitution(row, int(meta.sample_ids[row]), int(meta.source_ids[row]), BAD_REASONS[int(meta.reasons[row])])
+            for row in np.flatnonzero(meta.status == SUBSTITUTED).tolist()
+        ]
+
+    def __len__(self) -> int:
+        return len(self._meta.sample_ids)
+
+    def __repr__(self) -> str:
+        return f"Batch(epoch={self.epoch}, step={self.step}, batch={self.batch}, samples={len(self)}, released={self.released})"
+
+    def copy(self) -> Batch:
+        """The same batch with pixels of its own, writable and valid for good. Raises BatchReleased."""
+        return Batch(self._meta, self._header, self.pixels.copy(), self.transport)
+
+    def release(self) -> None:
+        """Forget the pixels; called by the stream before their memory goes back. A copy is not concerned."""
+        self._pixels = None
+
+
+def pixel_view(slot: memoryview, header: SlotHeader) -> NDArray[Any]:
+    """Read-only array over a slot's pixels. The caller has checked that the header's lengths agree."""
+    raw = slot_format.pixels(slot, header.pixel_bytes).toreadonly()
+    return np.frombuffer(raw, numpy_dtype(header.dtype), math.prod(header.shape)).reshape(header.shape)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a pipeline's dtype; bfloat16 from ml_dtypes if that can be imported, else uint16."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        return np.dtype(np.uint16)
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16

@@ -1,0 +1,179 @@
+"""The way in: `headrace.connect(...)` -> `client.job(...)` -> `job.stream(...)`.
+
+gRPC is imported when a connection is made, so that `import headrace` alone, for a pipeline spec, stays cheap.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from headrace.client.link import Identity, Link
+from headrace.client.node import node_id
+from headrace.client.options import StreamOptions
+from headrace.client.progress import Progress
+from headrace.client.stream import Stream
+from headrace.client.transports.protocol import TransportChoice
+from headrace.core.job import JobSpec, Shuffle, StreamState, Tail
+from headrace.core.pipeline_spec import PipelineSpec
+
+if TYPE_CHECKING:
+    from headrace.client.rpc import CoordinatorRpc
+
+OPEN_DEADLINE_S = 30.0
+
+
+def connect(addresses: str, *, deadline_s: float = OPEN_DEADLINE_S) -> Client:
+    """A client of the coordinator replicas at `addresses`: "host:port", or several with commas between.
+
+    No call is made yet. deadline_s: longest time to go on trying to open a job while no coordinator answers. Raises
+    ConfigInvalid for a malformed address.
+    """
+    from headrace.client.rpc import CoordinatorRpc
+
+    return Client(CoordinatorRpc(addresses), deadline_s)
+
+
+class Client:
+    """Opens jobs. A context manager; streams that it opened have connections of their own and outlive it."""
+
+    def __init__(self, rpc: CoordinatorRpc, deadline_s: float) -> None:
+        self._rpc = rpc
+        self._deadline_s = deadline_s
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections; idempotent."""
+        self._rpc.close()
+
+    def job(
+        self,
+        name: str,
+        *,
+        dataset: str,
+        batch_size: int,
+        pipeline: PipelineSpec | None = None,
+        seed: int = 0,
+        shuffle: Shuffle | None = None,
+        tail: Tail = "drop",
+        fingerprint: str = "",
+        world: int = 1,
+    ) -> Job:
+        """Open a job, or join it if it is open with the same parameters. Every rank calls this.
+
+        dataset: address of a manifest made by `headrace index`. fingerprint: engine that must serve it; empty takes the first
+        worker's, `any` allows several. world: to refuse now what would give no rank a step. Raises SpecInvalid,
+        JobMismatch, ManifestMissing, ManifestInvalid, NoSteps, EngineUnsupported, CoordinatorUnavailable.
+        """
+        spec = JobSpec(
+            name=name,
+            dataset=dataset,
+            batch_size=batch_size,
+            pipeline=pipeline or PipelineSpec(),
+            seed=seed,
+            shuffle=shuffle or Shuffle(),
+            tail=tail,
+            fingerprint=fingerprint,
+        )
+        return self.open(spec, world=world)
+
+    def open(self, spec: JobSpec, *, world: int = 1) -> Job:
+        """As `job`, from a spec."""
+        from headrace.client.join import open_job
+
+        return Job(open_job(self._rpc, spec, world, self._deadline_s), self._rpc.addresses)
+
+
+class Job:
+    """An open job. spec: as the coordinator recorded it, with the manifest's hash and sample count."""
+
+    def __init__(self, spec: JobSpec, addresses: tuple[str, ...]) -> None:
+        self.spec = spec
+        self._addresses = ",".join(addresses)
+
+    @property
+    def plan_hash(self) -> str:
+        """Names what decides the batches; stamped on each of them and on states."""
+        return self.spec.plan_hash
+
+    @property
+    def samples(self) -> int:
+        """Samples in the data set."""
+        return self.spec.samples
+
+    def stream(
+        self,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        epochs: int = 0,
+        state: Mapping[str, Any] | None = None,
+        attempt: int | None = None,
+        transport: TransportChoice = "auto",
+        wait_deadline_s: float = 300.0,
+        join_deadline_s: float = 60.0,
+    ) -> Stream:
+        """One rank's stream of batches. The session is joined at its first use and forms once all ranks have joined.
+
+        epochs: absolute number of epochs after which it ends (2 ends before epoch 2, also after a resume); 0 is endless.
+        state: of an earlier `state_dict()`, of any world size; None goes on from what all ranks of the last attempt
+        committed, else from the start. attempt: number of this generation of trainers, higher supersedes lower; None
+        takes HEADRACE_ATTEMPT if set, else lets the coordinator number them. transport: `auto` is shm from workers on
+        this node and gRPC from others; one that is named must be had from every worker. Raises ConfigInvalid,
+        WorldMismatch, StateInvalid; what joining raises, see Stream.join.
+        """
+        options = StreamOptions(
+            rank=rank,
+            world=world,
+            epochs=epochs,
+            attempt=attempt,
+            transport=transport,
+            wait_deadline_s=wait_deadline_s,
+            join_deadline_s=join_deadline_s,
+        )
+        stream = Stream(self.spec, options, _Connector(self.spec, options, self._addresses))
+        if state is not None:
+            stream.load_state_dict(state)
+        return stream
+
+
+class _Connector:
+    """Joins the session when the stream first needs it; implements client.link.Connector."""
+
+    def __init__(self, job: JobSpec, options: StreamOptions, addresses: str) -> None:
+        self._job = job
+        self._options = options
+        self._addresses = addresses
+
+    def __call__(self, state: StreamState | None, progress: Progress) -> Link:
+        from headrace.client.join import Joining
+        from headrace.client.rpc import CoordinatorRpc
+        from headrace.client.session_link import SessionLink
+        from headrace.client.transports.intake import ThreadIntake
+
+        options = self._options
+        identity = Identity(options.rank, uuid.uuid4().hex, node_id())
+        rpc = CoordinatorRpc(self._addresses)
+        joining = Joining(rpc, self._job, options, identity)
+        try:
+            session = joining.join(state)
+            try:
+                intake = ThreadIntake(
+                    session, identity.rank, identity.nonce, identity.node, transport=options.transport, start_index=0
+                )
+            except BaseException:
+                joining.give_back()
+                raise
+        except BaseException:
+            rpc.close()
+            raise
+        link = SessionLink(rpc, session, identity, intake, progress)
+        link.start()
+        return link

@@ -1,0 +1,140 @@
+"""From a slot that arrived to a batch that is the trainer's: checked against the plan, its wait explained, counted once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.client.batch import Batch, pixel_view
+from headrace.client.link import Link
+from headrace.client.progress import Bad, Progress
+from headrace.client.transports.protocol import TakenSlot
+from headrace.core.batch import BAD_REASONS, OK, SUBSTITUTED
+from headrace.core.errors import HeadraceError, ProtocolMismatch
+from headrace.core.job import ANY_FINGERPRINT
+from headrace.core.pipeline_spec import ITEM_BYTES
+from headrace.core.session_plan import Position, SessionPlan
+from headrace.core.starvation import CAUSES, ClockOffset, split_wait
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A batch that is here and checked but not yet handed over; `transport` as the intake names it."""
+
+    batch: Batch
+    taken: TakenSlot
+
+
+class HandOver:
+    """The trainer's end of a session: arrivals in plan order, one at a time. For the trainer's thread alone."""
+
+    def __init__(self, link: Link, rank: int, progress: Progress) -> None:
+        self._link = link
+        self._rank = rank
+        self._progress = progress
+        self._clocks: dict[tuple[str, bool], ClockOffset] = {}
+        self._waits: list[tuple[float, float]] = []
+        self.plan = SessionPlan(link.session)
+        self.next_index = 0
+
+    def position(self) -> Position | None:
+        """Of the next batch to be handed over; None after the last."""
+        return self.plan.locate(self._rank, self.next_index)
+
+    def wait(self, index: int, deadline_s: float) -> Arrived:
+        """Block until a batch is here. Raises WaitTimeout, what failed the batch, or what ended the session."""
+        start_s = time.monotonic()
+        try:
+            with self._progress.waiting():
+                taken = self._link.intake.take(index, deadline_s)
+        finally:
+            # Also where it failed: if the trainer asks again, this time counts as waited for the same batch.
+            self._waits.append((start_s, time.monotonic()))
+        return self._arrived(index, taken)
+
+    def peek(self, index: int) -> Arrived | None:
+        """A batch if it is here already; None if not, and where asking failed, since the error then comes from `wait`."""
+        try:
+            return self._arrived(index, self._link.intake.take(index, 0.0))
+        except HeadraceError:
+            # Not there yet, or failed; the latter is not lost: `wait` asks for the same index and raises it to the trainer.
+            return None
+
+    def deliver(self, arrived: Arrived) -> Batch:
+        """The batch is the trainer's from now on: explain its wait, count it."""
+        batch, taken = arrived.batch, arrived.taken
+        parts = self._explain(taken, batch.worker)
+        self._waits.clear()
+        bad = _bad_samples(taken)
+        images = int(np.count_nonzero(batch.mask))
+        self._progress.handed_over(images, taken.transport, parts, bad)
+        self.next_index = taken.index + 1
+        return batch
+
+    def release(self, next_index: int) -> None:
+        """All slots below `next_index` go back."""
+        self._link.intake.release(next_index)
+
+    def _explain(self, taken: TakenSlot, worker: str) -> Mapping[str, float]:
+        shared = self._link.shares_clock(worker)
+        clock = self._clocks.setdefault((worker, shared), ClockOffset(shared))
+        line = clock.shift(taken.meta.milestones, taken.received_s) | {"received": taken.received_s}
+        parts = dict.fromkeys(CAUSES, 0.0)
+        for start_s, end_s in self._waits:
+            for cause, seconds in split_wait(start_s, end_s, line).items():
+                parts[cause] += seconds
+        return parts
+
+    def _arrived(self, index: int, taken: TakenSlot) -> Arrived:
+        self._check(index, taken)
+        return Arrived(Batch(taken.meta, taken.header, pixel_view(taken.slot, taken.header), taken.transport), taken)
+
+    def _check(self, index: int, taken: TakenSlot) -> None:
+        """The last guard of 'exactly once': what is handed over is the plan's very batch, whatever a worker believed."""
+        session, meta, header = self._link.session, taken.meta, taken.header
+        job = session.job
+        planned = self.plan.locate(self._rank, index)
+        if planned is None:
+            raise ProtocolMismatch("a batch beyond the session's end arrived", job=job.name, index=index)
+        shape = job.pipeline.shape(job.batch_size)
+        expected = {
+            "index": (index, taken.index, header.index, meta.index),
+            "job": (job.name, meta.job),
+            "attempt": (session.attempt, meta.attempt),
+            "rank": (self._rank, meta.rank),
+            "epoch": (planned.epoch, meta.epoch),
+            "step": (planned.step, meta.step),
+            "batch": (planned.batch, meta.batch),
+            "lane": (planned.lane, meta.lane),
+            "token": (header.token, meta.token),
+            "plan_hash": (job.plan_hash, meta.plan_hash),
+            "samples": (job.batch_size, len(meta.sample_ids)),
+            "shape": (shape, header.shape),
+            "dtype": (job.pipeline.output.dtype, header.dtype),
+            "layout": (job.pipeline.output.layout, header.layout),
+            "pixel_bytes": (math.prod(shape) * ITEM_BYTES[job.pipeline.output.dtype], header.pixel_bytes),
+        }
+        if job.fingerprint not in ("", ANY_FINGERPRINT):
+            expected["fingerprint"] = (job.fingerprint, meta.fingerprint)
+        for name, (wanted, *got) in expected.items():
+            if any(value != wanted for value in got):
+                raise ProtocolMismatch(
+                    f"worker {meta.worker!r} sent a batch whose {name} is {got[-1]!r} where the plan has {wanted!r}: "
+                    "its version or its engine differs from the session's",
+                    job=job.name,
+                    rank=self._rank,
+                    index=index,
+                    worker=meta.worker,
+                )
+
+
+def _bad_samples(taken: TakenSlot) -> list[Bad]:
+    meta = taken.meta
+    if not (meta.status != OK).any():
+        return []
+    rows = np.flatnonzero(meta.status == SUBSTITUTED).tolist()
+    return [Bad(meta.epoch, int(meta.sample_ids[row]), BAD_REASONS[int(meta.reasons[row])]) for row in rows]

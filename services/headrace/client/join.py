@@ -1,0 +1,88 @@
+"""Opening a job and joining its session: calls that are repeated until the answer is there. Runs on the trainer's thread."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from headrace.client.link import Identity
+from headrace.client.options import StreamOptions
+from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc, until
+from headrace.core.errors import HeadraceError, RankClaimed, SessionSuperseded, WaitTimeout
+from headrace.core.job import JobSpec, Session, StreamState
+from headrace.wire import convert
+from headrace.wire.gen import coordinator_service_pb2 as pb
+from headrace.wire.messages import PROTOCOL
+
+
+def open_job(rpc: CoordinatorRpc, spec: JobSpec, world: int, deadline_s: float) -> JobSpec:
+    """Open a job; returns it as recorded. Raises JobMismatch, ManifestMissing, NoSteps, ..., CoordinatorUnavailable."""
+    request = pb.OpenJobRequest(protocol=PROTOCOL, job=convert.job_to_proto(spec), world=world)
+    answer = until(deadline_s, lambda: rpc.call("OpenJob", request))
+    assert answer is not None
+    return convert.job_from_proto(answer.job)
+
+
+# A rank's holder may have died a moment ago, and a session that was being formed may have been given up. Where the
+# coordinator numbers the attempts, asking again is right until the deadline.
+_MAY_PASS = (RankClaimed, SessionSuperseded)
+
+
+class Joining:
+    """One rank's claim, repeated until all ranks have come."""
+
+    def __init__(self, rpc: CoordinatorRpc, job: JobSpec, options: StreamOptions, identity: Identity) -> None:
+        self._rpc = rpc
+        self._options = options
+        self._automatic = options.fixed_attempt == 0
+        self._awaited: tuple[int, ...] = ()
+        self._request = pb.JoinSessionRequest(
+            protocol=PROTOCOL,
+            id=pb.RankId(job=job.name, attempt=options.fixed_attempt, rank=identity.rank, nonce=identity.nonce),
+            world=options.world,
+            plan_hash=job.plan_hash,
+            epochs=options.epochs,
+            node=identity.node,
+        )
+
+    def join(self, state: StreamState | None) -> Session:
+        """Block until the session is formed. Raises WaitTimeout naming who did not come; a failure gives the claim back."""
+        if state is not None:
+            self._request.state.CopyFrom(convert.state_to_proto(state))
+        begun_s = time.monotonic()
+        try:
+            session = until(self._options.join_deadline_s, self._poll, _MAY_PASS if self._automatic else ())
+            if session is None:
+                raise self._timed_out(time.monotonic() - begun_s)
+            return session
+        except BaseException:
+            self.give_back()
+            raise
+
+    def _poll(self) -> Session | None:
+        try:
+            answer = self._rpc.call("JoinSession", self._request)
+        except _MAY_PASS:
+            if self._automatic:
+                self._request.id.attempt = 0
+            raise
+        self._request.id.attempt = answer.attempt
+        self._awaited = tuple(answer.awaited)
+        return convert.session_from_proto(answer.session) if answer.HasField("session") else None
+
+    def _timed_out(self, waited_s: float) -> WaitTimeout:
+        ranks = ", ".join(map(str, self._awaited)) or "unknown"
+        return WaitTimeout(
+            f"after {waited_s:.0f} s rank(s) {ranks} of {self._options.world} had not joined: start all ranks with the same "
+            "job, world size and attempt, or raise join_deadline_s",
+            job=self._request.id.job,
+            attempt=self._request.id.attempt,
+            rank=self._options.rank,
+            awaited=ranks,
+        )
+
+    def give_back(self) -> None:
+        """The claim would otherwise stand in the way of a retry until it lapses; the failure itself is what is raised."""
+        if self._request.id.attempt:
+            with suppress(HeadraceError):
+                self._rpc.call("LeaveSession", pb.LeaveSessionRequest(id=self._request.id), CALL_DEADLINE_S)

@@ -1,0 +1,42 @@
+"""What a stream needs of the session that it joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.client.progress import Progress
+from headrace.client.transports.protocol import Intake
+from headrace.core.job import Session, StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a client is in its session. nonce: random text of this stream. node: see client.node."""
+
+    rank: int
+    nonce: str
+    node: str
+
+
+class Link(Protocol):
+    """A rank's tie to its session: real (client.session_link) or in memory (testing.memory_stream). For the trainer's thread."""
+
+    session: Session
+    intake: Intake
+
+    def shares_clock(self, worker: str) -> bool:
+        """True if the worker runs on this kernel, so that its monotonic times are ours."""
+        ...
+
+    def wait_recorded(self, committed: int, deadline_s: float) -> None:
+        """Block until the coordinator has recorded a commit count. Raises WaitTimeout, or what ended the session."""
+        ...
+
+    def close(self) -> None:
+        """Leave the session with the last cursors and end all threads, processes and sockets; idempotent; seconds at most."""
+        ...
+
+
+Connector = Callable[[StreamState | None, Progress], Link]

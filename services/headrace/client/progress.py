@@ -1,0 +1,120 @@
+"""What a rank has done, as the numbers that it reports. Written by the trainer's thread, read by `headrace-control`."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from headrace.core.starvation import CAUSES
+
+MAX_BAD_PER_REPORT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A bad sample of a batch that was handed over."""
+
+    epoch: int
+    sample: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Totals of the session at one moment. bad: the first of those that no answered report has carried, at most 1000."""
+
+    consumed: int
+    committed: int
+    images: int
+    substituted: int
+    wait_s: float
+    wait_by_cause: dict[str, float]
+    elapsed_s: float
+    transports: frozenset[str]
+    bad: tuple[Bad, ...]
+    bad_left: int
+
+    @property
+    def transport(self) -> str:
+        """`shm`, `grpc`, ..., `mixed`, or empty before the first batch."""
+        return "mixed" if len(self.transports) > 1 else next(iter(self.transports), "")
+
+
+class Progress:
+    """Totals of one session. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._consumed = 0
+        self._committed = 0
+        self._images = 0
+        self._substituted = 0
+        self._wait_by_cause = dict.fromkeys(CAUSES, 0.0)
+        self._first_ask_s: float | None = None
+        self._waiting_since_s: float | None = None
+        self._transports: set[str] = set()
+        self._bad: deque[Bad] = deque()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The trainer is blocked in next() within this block."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._first_ask_s = now_s if self._first_ask_s is None else self._first_ask_s
+            self._waiting_since_s = now_s
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting_since_s = None
+
+    @property
+    def waiting_since_s(self) -> float | None:
+        """CLOCK_MONOTONIC since when the trainer is blocked, None while it is not."""
+        return self._waiting_since_s
+
+    def handed_over(self, images: int, transport: str, wait_by_cause: Mapping[str, float], bad: list[Bad]) -> None:
+        """One more batch is the trainer's."""
+        with self._lock:
+            self._consumed += 1
+            self._images += images
+            self._substituted += len(bad)
+            self._transports.add(transport)
+            self._bad.extend(bad)
+            for cause, seconds in wait_by_cause.items():
+                self._wait_by_cause[cause] += seconds
+
+    def commit(self) -> int:
+        """All that was handed over is committed; returns that count."""
+        with self._lock:
+            self._committed = self._consumed
+            return self._committed
+
+    def snapshot(self) -> Snapshot:
+        """Totals now; `wait_s` is the sum of its parts, that is, of the waits that ended."""
+        with self._lock:
+            elapsed_s = 0.0 if self._first_ask_s is None else time.monotonic() - self._first_ask_s
+            bad = tuple(self._bad[i] for i in range(min(len(self._bad), MAX_BAD_PER_REPORT)))
+            return Snapshot(
+                consumed=self._consumed,
+                committed=self._committed,
+                images=self._images,
+                substituted=self._substituted,
+                wait_s=math.fsum(self._wait_by_cause.values()),
+                wait_by_cause=dict(self._wait_by_cause),
+                elapsed_s=elapsed_s,
+                transports=frozenset(self._transports),
+                bad=bad,
+                bad_left=len(self._bad) - len(bad),
+            )
+
+    def answered(self, snapshot: Snapshot) -> None:
+        """The coordinator has recorded a snapshot: its bad samples are told. Called by one thread at a time."""
+        with self._lock:
+            for _ in snapshot.bad:
+                self._bad.popleft()

@@ -1,0 +1,110 @@
+"""Calls to the coordinator: any of its replicas, each call with a deadline, errors as core.errors. Any thread may call."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, StoreUnavailable, WaitTimeout
+from headrace.telemetry.addresses import split_address
+from headrace.wire.gen.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from headrace.wire.status import error_from_rpc
+
+# One answer takes milliseconds; a replica that takes longer is hung, and the next one is asked.
+CALL_DEADLINE_S = 5.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+# What another replica may do better.
+_ELSEWHERE = (CoordinatorUnavailable, WaitTimeout, StoreUnavailable)
+
+T = TypeVar("T")
+
+
+class CoordinatorRpc:
+    """Channels to the replicas at `addresses` ("host:port,host:port"). Calls go to the one that answered last."""
+
+    def __init__(self, addresses: str) -> None:
+        self.addresses = tuple(part.strip() for part in addresses.split(",") if part.strip())
+        if not self.addresses:
+            raise ConfigInvalid("no coordinator address: give host:port, or several with commas between", addresses=addresses)
+        for address in self.addresses:
+            split_address(address)
+        self._lock = threading.Lock()
+        self._current = 0
+        self._channels = [grpc.insecure_channel(address, options=_OPTIONS) for address in self.addresses]
+        self._stubs: list[Any] = [CoordinatorServiceStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]
+
+    def call(self, method: str, request: Any, deadline_s: float = CALL_DEADLINE_S) -> Any:
+        """One call, tried at each replica once. Raises what the coordinator raised, CoordinatorUnavailable if none answered."""
+        last: HeadraceError | None = None
+        end_s = time.monotonic() + deadline_s
+        for _ in self.addresses:
+            stub_number, stub = self.current()
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            try:
+                return getattr(stub, method)(request, timeout=min(left_s, CALL_DEADLINE_S))
+            except grpc.RpcError as failure:
+                error = error_from_rpc(failure)
+                if not isinstance(error, _ELSEWHERE):
+                    raise error from failure
+                last = error
+                self.failed(stub_number)
+        if isinstance(last, StoreUnavailable):
+            raise last
+        raise CoordinatorUnavailable(
+            f"no coordinator answered {method} at {', '.join(self.addresses)} ({last.message if last else 'no time left'}): "
+            "check that one runs there and can be reached from here",
+            addresses=",".join(self.addresses),
+        ) from last
+
+    def current(self) -> tuple[int, Any]:
+        """The replica that calls go to: its number, for `failed`, and its stub."""
+        with self._lock:
+            return self._current, self._stubs[self._current]
+
+    def failed(self, number: int) -> None:
+        """A replica did not answer: go on with the next, unless another thread has moved on already."""
+        with self._lock:
+            if number == self._current:
+                self._current = (number + 1) % len(self._stubs)
+
+    def close(self) -> None:
+        """Close the channels; idempotent. Calls in flight end."""
+        for channel in self._channels:
+            channel.close()
+
+
+def until(deadline_s: float, call: Callable[[], T | None], also_retry: tuple[type[HeadraceError], ...] = ()) -> T | None:
+    """Repeat `call` with growing pauses until it gives something; retriable errors and `also_retry` are repeated, too.
+
+    None when the deadline passed without an error in the last try; else that error is raised.
+    """
+    end_s = time.monotonic() + deadline_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        last: HeadraceError | None = None
+        try:
+            result = call()
+            if result is not None:
+                return result
+        except HeadraceError as error:
+            if not error.retriable and not isinstance(error, also_retry):
+                raise
+            last = error
+        if time.monotonic() + pause_s >= end_s:
+            if last is not None:
+                raise last
+            return None
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

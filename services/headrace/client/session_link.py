@@ -1,0 +1,257 @@
+"""A rank's tie to its session through the coordinator: two threads, and the way out.
+
+`headrace-control` reports progress every half second, which is also the rank's sign of life. `headrace-watch` reads the
+lane tables and passes them to the intake. Both carry the session's descriptor, so that a store that lost it is healed. A
+coordinator that is down is tolerated: batches go on flowing from the workers, and the loss and the return are logged once.
+What ends the session (superseded, rank claimed) is passed to the intake, whose `take` raises it to the trainer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import grpc
+import structlog
+
+from headrace.client.link import Identity
+from headrace.client.progress import Progress, Snapshot
+from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc
+from headrace.client.transports.protocol import Intake
+from headrace.core.errors import (
+    CoordinatorUnavailable,
+    HeadraceError,
+    JobMismatch,
+    ProtocolMismatch,
+    RankClaimed,
+    SessionSuperseded,
+    SpecInvalid,
+    StateMismatch,
+    Unauthenticated,
+    WaitTimeout,
+    WorldMismatch,
+)
+from headrace.core.job import Endpoint, LaneTable, Session
+from headrace.wire import convert
+from headrace.wire.gen import coordinator_service_pb2 as pb
+from headrace.wire.status import error_from_rpc
+
+REPORT_INTERVAL_S = 0.5
+# A watch is opened anew after this long, with the descriptor, so that a half-dead replica is noticed and a store healed.
+WATCH_DEADLINE_S = 30.0
+WATCH_PAUSE_S = 0.25
+LEAVE_DEADLINE_S = 3.0
+SLOW_WAIT_S = 10.0
+_FINAL = (
+    SessionSuperseded,
+    RankClaimed,
+    WorldMismatch,
+    StateMismatch,
+    JobMismatch,
+    ProtocolMismatch,
+    SpecInvalid,
+    Unauthenticated,
+)
+
+log = structlog.get_logger()
+
+
+class SessionLink:
+    """See the module; implements client.link.Link. Owns `rpc` and `intake` and closes them."""
+
+    def __init__(self, rpc: CoordinatorRpc, session: Session, identity: Identity, intake: Intake, progress: Progress) -> None:
+        self.session = session
+        self.intake = intake
+        self._rpc = rpc
+        self._node = identity.node
+        self._progress = progress
+        self._id = pb.RankId(job=session.job.name, attempt=session.attempt, rank=identity.rank, nonce=identity.nonce)
+        self._descriptor = convert.session_to_proto(session)
+        self._ids: dict[str, str | int] = {"job": session.job.name, "attempt": session.attempt, "rank": identity.rank}
+        self._endpoints: dict[str, Endpoint] = {}
+        self._stop = threading.Event()
+        self._recorded = threading.Condition()
+        self._recorded_commit = 0
+        self._ended: HeadraceError | None = None
+        self._lost_since_s: float | None = None
+        self._told_wait_s: float | None = None
+        self._watch: Any = None
+        self._watched_replica = 0
+        self._close_lock = threading.Lock()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(self._report_until_stop,), name="headrace-control", daemon=True),
+            threading.Thread(target=self._guarded, args=(self._watch_until_stop,), name="headrace-watch", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to report and to watch."""
+        for thread in self._threads:
+            thread.start()
+
+    def shares_clock(self, worker: str) -> bool:
+        """True if the newest lane table that named this worker has it on our node."""
+        endpoint = self._endpoints.get(worker)
+        return endpoint is not None and endpoint.node == self._node
+
+    def wait_recorded(self, committed: int, deadline_s: float) -> None:
+        """Block until a report with this commit count was answered. Raises WaitTimeout, or what ended the session."""
+        with self._recorded:
+            self._recorded.wait_for(
+                lambda: self._recorded_commit >= committed or self._ended is not None or self._stop.is_set(), deadline_s
+            )
+            if self._recorded_commit >= committed:
+                return
+            if self._ended is not None:
+                raise self._ended
+        raise WaitTimeout(
+            f"the coordinator at {', '.join(self._rpc.addresses)} did not record the commit of {committed} batches within "
+            f"{deadline_s:g} s; it is reported again until it does",
+            **self._ids,
+        )
+
+    def close(self) -> None:
+        """Leave with the last cursors, then end threads, intake and channels; idempotent."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._stop.set()
+        with self._recorded:
+            self._recorded.notify_all()
+        watch = self._watch
+        if watch is not None:
+            watch.cancel()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(CALL_DEADLINE_S + 1)
+        try:
+            self._leave()
+        finally:
+            self.intake.close()
+            self._rpc.close()
+
+    # --- headrace-control --------------------------------------------------------------------------------------------
+
+    def _report_until_stop(self) -> None:
+        while not self._stop.wait(REPORT_INTERVAL_S):
+            self._tell_slow_wait()
+            try:
+                self._report(self._progress.snapshot())
+                self._found()
+            except HeadraceError as error:
+                if not self._go_on_after(error):
+                    return
+            watch = self._watch
+            if watch is not None and self._watched_replica != self._rpc.current()[0]:
+                watch.cancel()  # that replica did not answer a report; its watch would be silent until its deadline
+
+    def _report(self, snapshot: Snapshot) -> None:
+        self._rpc.call("ReportProgress", self._report_message(snapshot), CALL_DEADLINE_S)
+        self._note_recorded(snapshot)
+
+    def _note_recorded(self, snapshot: Snapshot) -> None:
+        self._progress.answered(snapshot)
+        with self._recorded:
+            self._recorded_commit = max(self._recorded_commit, snapshot.committed)
+            self._recorded.notify_all()
+
+    def _report_message(self, snapshot: Snapshot) -> pb.ReportProgressRequest:
+        return pb.ReportProgressRequest(
+            id=self._id,
+            session=self._descriptor,
+            consumed=snapshot.consumed,
+            committed=snapshot.committed,
+            wait_s=snapshot.wait_s,
+            wait_by_cause=[pb.WaitByCause(cause=cause, seconds=seconds) for cause, seconds in snapshot.wait_by_cause.items()],
+            elapsed_s=snapshot.elapsed_s,
+            transport=snapshot.transport,
+            # The key of the planned sample does not travel with a batch; its id names it.
+            bad_samples=[pb.BadSample(epoch=bad.epoch, sample=bad.sample, reason=bad.reason) for bad in snapshot.bad],
+            batches_remade=self.intake.status().remade,
+            node=self._node,
+        )
+
+    def _leave(self) -> None:
+        """One last report each 1000 bad samples, then the rank is given back. Failing that, the claim lapses by itself."""
+        if isinstance(self._ended, SessionSuperseded | RankClaimed):
+            return
+        try:
+            snapshot = self._progress.snapshot()
+            while snapshot.bad_left:
+                self._report(snapshot)
+                snapshot = self._progress.snapshot()
+            request = pb.LeaveSessionRequest(id=self._id, last=self._report_message(snapshot))
+            self._rpc.call("LeaveSession", request, LEAVE_DEADLINE_S)
+            self._progress.answered(snapshot)
+        except HeadraceError as error:
+            log.warning("leave_not_recorded", error=str(error), **self._ids)
+
+    def _tell_slow_wait(self) -> None:
+        since_s = self._progress.waiting_since_s
+        if since_s is None or since_s == self._told_wait_s or time.monotonic() - since_s < SLOW_WAIT_S:
+            return
+        self._told_wait_s = since_s
+        log.warning(
+            "batch_awaited", awaited=self.intake.status().awaited, waited_s=round(time.monotonic() - since_s, 1), **self._ids
+        )
+
+    # --- headrace-watch ----------------------------------------------------------------------------------------------
+
+    def _watch_until_stop(self) -> None:
+        request = pb.WatchSessionRequest(id=self._id, session=self._descriptor)
+        while not self._stop.is_set():
+            number, stub = self._rpc.current()
+            try:
+                self._watched_replica = number
+                self._watch = stub.WatchSession(request, timeout=WATCH_DEADLINE_S)
+                if self._stop.is_set():
+                    self._watch.cancel()
+                for message in self._watch:
+                    self._take_table(convert.lane_table_from_proto(message))
+            except grpc.RpcError as failure:
+                error = error_from_rpc(failure)
+                if isinstance(error, CoordinatorUnavailable):
+                    self._rpc.failed(number)
+                # A watch whose deadline has passed is nothing but old; everything else is judged.
+                if not self._stop.is_set() and not isinstance(error, WaitTimeout) and not self._go_on_after(error):
+                    return
+            except HeadraceError as error:
+                if not self._go_on_after(error):
+                    return
+            self._stop.wait(WATCH_PAUSE_S)
+
+    def _take_table(self, table: LaneTable) -> None:
+        self._endpoints = {**self._endpoints, **table.endpoints}
+        self.intake.update(table)
+
+    # --- both --------------------------------------------------------------------------------------------------------
+
+    def _guarded(self, body: Any) -> None:
+        """A defect in a thread reaches the trainer instead of leaving it to wait."""
+        try:
+            body()
+        except Exception as error:  # noqa: BLE001
+            self._end(HeadraceError(f"the client's control thread failed, please report it: {error!r}", **self._ids))
+
+    def _go_on_after(self, error: HeadraceError) -> bool:
+        """Judge an error of the coordinator: False if it ends the session (the intake then raises it); else tell once."""
+        if isinstance(error, _FINAL):
+            self._end(error)
+            return False
+        if self._lost_since_s is None:
+            self._lost_since_s = time.monotonic()
+            log.warning("coordinator_lost", error=str(error), **self._ids)
+        return True
+
+    def _end(self, error: HeadraceError) -> None:
+        with self._recorded:
+            self._ended = self._ended or error
+            self._recorded.notify_all()
+        self.intake.fail(error)
+
+    def _found(self) -> None:
+        if self._lost_since_s is not None:
+            log.warning("coordinator_back", after_s=round(time.monotonic() - self._lost_since_s, 1), **self._ids)
+            self._lost_since_s = None

@@ -1,0 +1,227 @@
+"""A rank's batches in plan order. All methods are for one thread, the trainer's."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from headrace.client.batch import Batch
+from headrace.client.handover import Arrived, HandOver
+from headrace.client.link import Connector, Link
+from headrace.client.options import StreamOptions, state_from_dict, state_to_dict
+from headrace.client.progress import Progress
+from headrace.core.errors import StateInvalid
+from headrace.core.job import JobSpec, Session, StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStats:
+    """A rank's numbers since its session began.
+
+    images: handed over, without padding. elapsed_s: since the first batch was asked for. wait_s: blocked in next(), the sum
+    of wait_s_by_cause (core.starvation.CAUSES). transport: rung in use, `mixed` if several. transports: worker -> (rung,
+    why this one). remade: batches begun under one lease and delivered under another. refused: batches refused because a
+    newer lease was known. awaited: who makes the next batch and since when.
+    """
+
+    batches: int
+    committed: int
+    images: int
+    substituted: int
+    elapsed_s: float
+    images_per_s: float
+    wait_s: float
+    wait_s_by_cause: dict[str, float]
+    transport: str
+    transports: dict[str, tuple[str, str]]
+    remade: int
+    refused: int
+    awaited: str
+
+
+class Stream:
+    """Iterate it to get batches; each `for` goes over the rest of the current epoch, as a DataLoader's does.
+
+    The session is joined at the first `for`, `len()`, `epochs()`, `state_dict()` without a loaded state, or `join()`, and
+    forms once all ranks have joined. Batches count as taken when they are handed over: `state_dict()` in the body of a
+    loop says to go on after the batch in hand, and `commit()` commits it too.
+
+    Use it as a context manager, or call `close()`.
+    """
+
+    def __init__(self, job: JobSpec, options: StreamOptions, connect: Connector) -> None:
+        self._job = job
+        self._options = options
+        self._connect = connect
+        self._progress = Progress()
+        self._state: StreamState | None = None
+        self._link: Link | None = None
+        self._hand: HandOver | None = None
+        self._in_hand: Batch | None = None
+        self._staged: Arrived | None = None
+        self._closed = False
+        self._closer: weakref.finalize[..., Any] | None = None
+
+    # --- life time ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the session and end every thread, process and socket of this stream; idempotent; a few seconds at most."""
+        self._closed = True
+        self._expire()
+        self._staged = None
+        if self._closer is not None:
+            self._closer()
+
+    def join(self) -> Session:
+        """Join now instead of at the first use; returns the session.
+
+        Raises WaitTimeout naming the ranks that did not come, StateMismatch, WorldMismatch, RankClaimed, SessionSuperseded,
+        NoSteps, CoordinatorUnavailable, TransportUnavailable.
+        """
+        return self._joined().plan.session
+
+    def _joined(self) -> HandOver:
+        if self._closed:
+            raise StateInvalid("the stream is closed: open another with job.stream(...)", job=self._job.name)
+        if self._hand is None:
+            link = self._connect(self._state, self._progress)
+            # Also runs at interpreter exit, so that a forgotten close() leaves no process behind.
+            self._closer = weakref.finalize(self, link.close)
+            self._link = link
+            self._hand = HandOver(link, self._options.rank, self._progress)
+            self._job = link.session.job
+        return self._hand
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of the current epoch. What keeps a batch from coming is raised from next(); the next `for` tries it again."""
+        hand = self._joined()
+        position = hand.position()
+        epoch = position.epoch if position else -1
+        while position is not None and position.epoch == epoch:
+            yield self._next()
+            position = hand.position()
+        self._expire()
+
+    def epochs(self) -> Iterator[int]:
+        """Number of each epoch that has batches left, for an outer loop around `for batch in stream`.
+
+        An epoch whose inner loop ended early comes again with its rest. Raises StateInvalid if the body took no batch.
+        """
+        hand = self._joined()
+        while (position := hand.position()) is not None:
+            before = hand.next_index
+            yield position.epoch
+            if hand.next_index == before:
+                raise StateInvalid(
+                    "no batch was taken in this turn of epochs(): iterate the stream in the loop's body", epoch=position.epoch
+                )
+
+    def __len__(self) -> int:
+        """Steps that the next `for` yields; 0 after the last epoch."""
+        hand = self._joined()
+        position = hand.position()
+        return 0 if position is None else hand.plan.steps_in(position.epoch) - position.step
+
+    def _next(self) -> Batch:
+        hand = self._joined()
+        self._expire()
+        arrived, self._staged = self._staged, None
+        if arrived is None:
+            arrived = hand.wait(hand.next_index, self._options.wait_deadline_s)
+        self._in_hand = hand.deliver(arrived)
+        return self._in_hand
+
+    def _expire(self) -> None:
+        """The batch in hand is done with: its memory goes back."""
+        if self._in_hand is not None and self._hand is not None:
+            self._in_hand.release()
+            self._in_hand = None
+            self._hand.release(self._hand.next_index)
+
+    def stage_next(self) -> Batch | None:
+        """The batch after the one in hand if it has arrived, not yet counted as handed over; the next next() hands it over.
+
+        For iterators that copy one batch ahead to a device. Never blocks; None across an epoch's end.
+        """
+        hand = self._joined()
+        if self._staged is None:
+            position = hand.position()
+            if position is None or (self._in_hand is not None and position.epoch != self._in_hand.epoch):
+                return None
+            self._staged = hand.peek(hand.next_index)
+        return self._staged.batch if self._staged is not None else None
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where to go on after the batches handed over so far: plain data for JSON, to be saved with the model's checkpoint.
+
+        All ranks of a step have equal states. Any world size may resume from it, by `load_state_dict` or `state=`.
+        """
+        if self._hand is None and self._state is not None:
+            return state_to_dict(self._job, self._state)
+        hand = self._hand or self._joined()
+        return state_to_dict(self._job, hand.plan.state_at(hand.next_index))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state. Raises StateInvalid if it does not fit the job, or once the session was joined."""
+        if self._hand is not None or self._closed:
+            raise StateInvalid(
+                "load_state_dict() comes too late: call it before the first for, len(), epochs() or join() of this stream",
+                job=self._job.name,
+                rank=self._options.rank,
+            )
+        self._state = state_from_dict(self._job, state)
+
+    def commit(self, deadline_s: float = 0.0) -> None:
+        """All that was handed over is trained and checkpointed: a later attempt without a state goes on after it.
+
+        It is reported within half a second. With a deadline above 0, blocks until the coordinator has recorded it; raises
+        WaitTimeout, or what ended the session.
+        """
+        count = self._progress.commit()
+        if deadline_s > 0 and self._link is not None:
+            self._link.wait_recorded(count, deadline_s)
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session | None:
+        """The session, None until it was joined."""
+        return self._link.session if self._link is not None else None
+
+    @property
+    def options(self) -> StreamOptions:
+        """What it was opened with."""
+        return replace(self._options)
+
+    def stats(self) -> StreamStats:
+        """Numbers so far; also after close()."""
+        totals = self._progress.snapshot()
+        status = self._link.intake.status() if self._link is not None else None
+        return StreamStats(
+            batches=totals.consumed,
+            committed=totals.committed,
+            images=totals.images,
+            substituted=totals.substituted,
+            elapsed_s=totals.elapsed_s,
+            images_per_s=totals.images / totals.elapsed_s if totals.elapsed_s > 0 else 0.0,
+            wait_s=totals.wait_s,
+            wait_s_by_cause=totals.wait_by_cause,
+            transport=totals.transport,
+            transports=dict(status.transports) if status else {},
+            remade=status.remade if status else 0,
+            refused=status.refused if status else 0,
+            awaited=status.awaited if status else "",
+        )
