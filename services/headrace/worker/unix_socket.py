@@ -1,0 +1,92 @@
+"""Binds a Unix SOCK_SEQPACKET socket to a path that only one live process may own."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from pathlib import Path
+
+from headrace.core.errors import ConfigInvalid, PortInUse
+
+_MAX_PATH_BYTES = 107
+
+
+class BoundSocket:
+    """A listening, non-blocking socket at `path`, with a lock file beside it that is held while it lives.
+
+    The lock tells a live owner from a stale file without a race: the kernel drops it with its process. Raises PortInUse
+    if the path is owned by a live process or is not a socket, ConfigInvalid if the path cannot be used. mode: permissions of
+    the socket file; who can open it may connect.
+    """
+
+    def __init__(self, path: Path, *, mode: int = 0o600, backlog: int = 128) -> None:
+        if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+            raise ConfigInvalid(f"socket path {path} is longer than {_MAX_PATH_BYTES} bytes: choose a shorter one")
+        self.path = path
+        self._lock = _take_lock(path)
+        try:
+            _remove_stale(path)
+            self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        try:
+            self.socket.bind(os.fspath(path))
+            path.chmod(mode)
+            self.socket.listen(backlog)
+        except OSError as error:
+            self.close()
+            raise _bind_error(path, error) from error
+
+    def close(self) -> None:
+        """Remove the file and stop listening; may be called again."""
+        if self._lock < 0:
+            return
+        self.path.unlink(missing_ok=True)
+        self.socket.close()
+        os.close(self._lock)
+        self._lock = -1
+
+
+def _take_lock(path: Path) -> int:
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _bind_error(path, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise _in_use(path) from error
+    return lock
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket file that nobody listens to."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _bind_error(path, error) from error
+    if not stat.S_ISSOCK(mode):
+        raise PortInUse(f"{path} exists and is not a socket: remove it or choose another path", path=str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        code = probe.connect_ex(os.fspath(path))
+    if code != errno.ECONNREFUSED:  # also EPROTOTYPE: a live socket of another type; EAGAIN: a full backlog
+        raise _in_use(path)
+    path.unlink(missing_ok=True)
+
+
+def _in_use(path: Path) -> PortInUse:
+    return PortInUse(f"another live process serves {path}: stop it or choose another path", path=str(path))
+
+
+def _bind_error(path: Path, error: OSError) -> PortInUse | ConfigInvalid:
+    if error.errno == errno.EADDRINUSE:
+        return _in_use(path)
+    return ConfigInvalid(f"cannot listen at {path}: {error.strerror}", path=str(path))
