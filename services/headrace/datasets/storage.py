@@ -1,0 +1,138 @@
+"""Opens the place where a data set lies: a local directory or a prefix in an object store.
+
+Addresses: a plain path, `file://`, `s3://`, `gs://`, `az://`, `http://` or `https://`. Object stores take credentials and
+endpoints from their usual environment variables (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...). Paths inside a storage are
+relative, with `/`, and never leave it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from headrace.core.errors import ConfigInvalid, HeadraceError
+
+REMOTE_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https"})
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+
+
+class ObjectMissing(HeadraceError):
+    """Nothing is stored at that path; callers turn it into ShardMissing or ManifestMissing."""
+
+    code = "object_missing"
+    grpc_status = "NOT_FOUND"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One stored object. size: bytes. etag: the store's own tag, empty for local files."""
+
+    path: str
+    size: int
+    etag: str
+
+
+class Storage(Protocol):
+    """A directory or prefix. All calls run on one event loop; blocking work is done in threads below it.
+
+    Every call raises ObjectMissing where nothing is there, SourceUnavailable after the retries of what may pass, and
+    ConfigInvalid for a path or an address that cannot work.
+    """
+
+    address: str  # for messages: credentials masked
+    is_local: bool
+
+    async def get(self, path: str) -> bytes:
+        """The whole object."""
+        ...
+
+    async def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """Bytes [start, start + length); shorter only where the object ends before."""
+        ...
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write the whole object, or nothing of it. Raises DiskFull."""
+        ...
+
+    async def head(self, path: str) -> ObjectInfo:
+        """Size and tag."""
+        ...
+
+    async def list(self) -> list[ObjectInfo]:
+        """All regular files below, sorted by path; hidden directories and symbolic links are left out."""
+        ...
+
+    async def close(self) -> None:
+        """Free connections and threads; idempotent."""
+        ...
+
+
+def mask_address(address: str) -> str:
+    """The address without user names, passwords and query values, for messages and logs."""
+    if not _SCHEME.match(address):
+        return address
+    parts = urlsplit(address)
+    netloc = parts.netloc
+    if "@" in netloc:
+        netloc = "***@" + netloc.rsplit("@", 1)[1]
+    return urlunsplit((parts.scheme, netloc, parts.path, "***" if parts.query else "", ""))
+
+
+def join_address(directory: str, name: str) -> str:
+    """Address of `name` (a relative path, or an address of its own) below a directory's address."""
+    if not name:
+        return directory
+    if _SCHEME.match(name) or name.startswith("/"):
+        return name
+    return f"{directory.rstrip('/')}/{name}"
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """(directory's address, file name)."""
+    directory, _, name = address.rpartition("/")
+    if not directory:
+        return ("/" if address.startswith("/") else "."), name
+    if directory.endswith(":/"):
+        raise ConfigInvalid(
+            f"{mask_address(address)!r} names a bucket or host, not a file in it", address=mask_address(address)
+        )
+    return directory, name
+
+
+def check_path(path: str) -> str:
+    """The path itself. Raises ConfigInvalid unless it is relative, normal and stays below its root."""
+    parts = path.split("/")
+    if not path or "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
+        raise ConfigInvalid(f"{path!r} is not a plain relative path", path=path)
+    return path
+
+
+def local_path(address: str) -> Path | None:
+    """The local path that an address names, or None for a remote one. Raises ConfigInvalid for an unknown scheme."""
+    match = _SCHEME.match(address)
+    if match is None:
+        return Path(address).expanduser()
+    scheme = match.group(1).lower()
+    if scheme == "file":
+        return Path(unquote(urlsplit(address).path))
+    if scheme in REMOTE_SCHEMES:
+        return None
+    raise ConfigInvalid(
+        f"{scheme}:// is not an address that can be read; use a path, file://, s3://, gs://, az:// or http(s)://",
+        address=mask_address(address),
+    )
+
+
+def open_storage(address: str) -> Storage:
+    """Open a directory's address; nothing is read yet. Raises ConfigInvalid."""
+    path = local_path(address)
+    if path is not None:
+        from headrace.datasets.storage_local import LocalStorage
+
+        return LocalStorage(path)
+    from headrace.datasets.storage_object import ObjectStorage
+
+    return ObjectStorage(address)

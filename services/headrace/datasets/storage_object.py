@@ -1,0 +1,131 @@
+"""Object stores and HTTP servers, by obstore."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import obstore
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+from obstore.store import ObjectStore, from_url
+
+from headrace.core.errors import ConfigInvalid, SourceUnavailable
+from headrace.datasets.storage import ObjectInfo, ObjectMissing, check_path, mask_address
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How faults that may pass are retried.
+
+    attempts: tries in all; each is itself retried twice by obstore on 5xx and dropped connections, so ten seconds of
+    trouble pass unseen and a store that is gone is reported within a minute. first_delay_s doubles, with jitter.
+    request_s: limit of one request with its body.
+    """
+
+    attempts: int = 4
+    first_delay_s: float = 0.25
+    request_s: float = 60.0
+
+
+class ObjectStorage:
+    """A prefix in a bucket, or below an HTTP address."""
+
+    is_local = False
+
+    def __init__(self, address: str, retry: Retry | None = None) -> None:
+        self.address = mask_address(address)
+        self._retry = retry or Retry()
+        limit = timedelta(seconds=self._retry.request_s)
+        try:
+            self._store: ObjectStore = from_url(
+                address,
+                client_options={"timeout": limit, "connect_timeout": timedelta(seconds=5), "allow_http": True},
+                retry_config={"max_retries": 2, "retry_timeout": limit},
+            )
+        except (BaseError, ValueError) as error:
+            raise ConfigInvalid(f"{self.address} cannot be opened: {_short(error)}", address=self.address) from error
+
+    async def get(self, path: str) -> bytes:
+        """The whole object."""
+        result = await self._call(path, lambda: obstore.get_async(self._store, path))
+        return (await self._call(path, result.bytes_async)).to_bytes()
+
+    async def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """Bytes [start, start + length) of an object."""
+        if length == 0:
+            return memoryview(b"")
+        return memoryview(
+            await self._call(path, lambda: obstore.get_range_async(self._store, path, start=start, length=length))
+        )
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write an object; stores do that all or nothing."""
+        await self._call(path, lambda: obstore.put_async(self._store, path, data))
+
+    async def head(self, path: str) -> ObjectInfo:
+        """Size and tag of an object."""
+        meta = await self._call(path, lambda: obstore.head_async(self._store, path))
+        return ObjectInfo(path, meta["size"], meta["e_tag"] or "")
+
+    async def list(self) -> list[ObjectInfo]:
+        """All objects below the prefix, sorted by path."""
+
+        async def collect() -> list[ObjectInfo]:
+            pages = obstore.list(self._store, chunk_size=10_000)
+            return [ObjectInfo(meta["path"], meta["size"], meta["e_tag"] or "") async for page in pages for meta in page]
+
+        found = await self._call("", collect)
+        return sorted((info for info in found if not _hidden(info.path)), key=lambda info: info.path)
+
+    async def close(self) -> None:
+        """Connections close with the last reference to the store."""
+
+    async def _call(self, path: str, request: Callable[[], Awaitable[T]]) -> T:
+        if path:
+            check_path(path)
+        delay_s = self._retry.first_delay_s
+        for attempt in range(1, self._retry.attempts + 1):
+            try:
+                return await request()
+            except FileNotFoundError as error:
+                raise ObjectMissing(
+                    f"{self.address}: {path or 'the prefix'} is not there", path=path, address=self.address
+                ) from error
+            except (PermissionDeniedError, UnauthenticatedError) as error:
+                raise SourceUnavailable(
+                    f"{self.address} refuses access: check the credentials ({_short(error)})", path=path, address=self.address
+                ) from error
+            except (InvalidPathError, NotSupportedError, UnknownConfigurationKeyError) as error:
+                raise ConfigInvalid(
+                    f"{self.address} cannot do that: {_short(error)}", path=path, address=self.address
+                ) from error
+            except (BaseError, OSError, ValueError) as error:
+                if attempt == self._retry.attempts:
+                    raise SourceUnavailable(
+                        f"{self.address} failed {attempt} times: {_short(error)}", path=path, address=self.address
+                    ) from error
+            await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter against herds, not a secret
+            delay_s *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+def _short(error: BaseException) -> str:
+    """First line of obstore's long debug text."""
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__

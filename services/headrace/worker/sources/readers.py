@@ -1,0 +1,279 @@
+"""Reads image bytes out of shards: local or remote, tars or folders.
+
+A reader gets wishes (`Wanted`), and fills in their data. It checks each shard against the manifest before its bytes are
+trusted: size and edge hash or tag for a tar, size of each file in a folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.core.errors import HeadraceError, ShardChanged, ShardMissing
+from headrace.datasets.edges import edge_hash, edge_ranges
+from headrace.datasets.manifest import Manifest, Shard
+from headrace.datasets.storage import ObjectMissing, Storage
+from headrace.datasets.storage_local import READ_THREADS, LocalStorage, pread_all, translate
+from headrace.worker.sources.coalesce import Extent, coalesce
+from headrace.worker.sources.tasks import gather_all
+
+# A gap costs its bytes, a further request its latency: 64 kB is 16 us of page cache, 1 MiB some 10 ms of an object store.
+LOCAL_GAP_BYTES = 64 << 10
+REMOTE_GAP_BYTES = 1 << 20
+MAX_EXTENT_BYTES = 16 << 20
+REMOTE_REQUESTS = 64  # in flight, over all reads of one source
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One image to read. shard: number in the manifest. key: the file's path in a folder. data: filled in by the reader."""
+
+    shard: int
+    key: str
+    offset: int
+    length: int
+    data: memoryview | None = None
+
+
+@dataclass(slots=True)
+class ReadCount:
+    """What was read: bytes and requests."""
+
+    read_bytes: int = 0
+    requests: int = 0
+
+
+class Reader(Protocol):
+    """Fills in the data of all wishes, or raises ShardMissing, ShardChanged or SourceUnavailable."""
+
+    async def read(self, wanted: Sequence[Wanted]) -> ReadCount:
+        """Read all; on the event loop."""
+        ...
+
+
+def make_reader(manifest: Manifest, storage: Storage) -> Reader:
+    """The reader for this kind of data set in this kind of place."""
+    if isinstance(storage, LocalStorage):
+        return LocalTarReader(manifest, storage) if manifest.kind == "webdataset" else LocalFileReader(manifest, storage)
+    return RemoteTarReader(manifest, storage) if manifest.kind == "webdataset" else RemoteFileReader(manifest, storage)
+
+
+def missing(shard: Shard, path: str, where: str) -> ShardMissing:
+    """The error for a shard or file that is gone."""
+    return ShardMissing(f"{path} is gone from {where}: restore it, or index the data set again", shard=shard.name, path=path)
+
+
+def changed(shard: Shard, path: str, what: str) -> ShardChanged:
+    """The error for a shard or file that is not what was indexed."""
+    return ShardChanged(
+        f"{path} changed since it was indexed ({what}): restore it, or index again", shard=shard.name, path=path
+    )
+
+
+def _by_shard(wanted: Sequence[Wanted]) -> dict[int, list[Wanted]]:
+    groups: dict[int, list[Wanted]] = defaultdict(list)
+    for wish in wanted:
+        groups[wish.shard].append(wish)
+    return groups
+
+
+def _extents(wishes: Sequence[Wanted], gap_bytes: int) -> list[Extent]:
+    return coalesce([wish.offset for wish in wishes], [wish.length for wish in wishes], gap_bytes, MAX_EXTENT_BYTES)
+
+
+def _fill(wishes: Sequence[Wanted], extent: Extent, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    for item in extent.items:
+        wish = wishes[item]
+        begin = wish.offset - extent.start
+        wish.data = view[begin : begin + wish.length]
+
+
+def _spread(jobs: Iterable[tuple[int, Callable[[], None]]]) -> list[list[Callable[[], None]]]:
+    """Deal (bytes, job) pairs to at most READ_THREADS lists of about equal bytes: one thread hop a list, not a read."""
+    lists: list[list[Callable[[], None]]] = [[] for _ in range(READ_THREADS)]
+    loads = [0] * READ_THREADS
+    for size, job in sorted(jobs, key=lambda pair: -pair[0]):
+        least = loads.index(min(loads))
+        lists[least].append(job)
+        loads[least] += size + 4096
+    return [jobs_of_one for jobs_of_one in lists if jobs_of_one]
+
+
+async def _run_all(storage: LocalStorage, jobs: Iterable[tuple[int, Callable[[], None]]]) -> None:
+    def runner(batch: list[Callable[[], None]]) -> Callable[[], None]:
+        def run() -> None:
+            for job in batch:
+                job()
+
+        return run
+
+    await gather_all(storage.run(runner(batch)) for batch in _spread(jobs))
+
+
+class LocalTarReader:
+    """Tars on a local disk, by `pread` in a few threads. A file is opened anew for each batch: 20 us, and no descriptor
+    outlives its use."""
+
+    def __init__(self, manifest: Manifest, storage: LocalStorage) -> None:
+        self._shards = manifest.shards
+        self._storage = storage
+        self._checked: set[int] = set()  # only added to, from any thread
+
+    async def read(self, wanted: Sequence[Wanted]) -> ReadCount:
+        """Read all, neighbours at once."""
+        count = ReadCount()
+        jobs: list[tuple[int, Callable[[], None]]] = []
+        for number, wishes in _by_shard(wanted).items():
+            for extent in _extents(wishes, LOCAL_GAP_BYTES):
+                count.requests += 1
+                count.read_bytes += extent.length
+                jobs.append((extent.length, self._job(number, wishes, extent)))
+        await _run_all(self._storage, jobs)
+        return count
+
+    def _job(self, number: int, wishes: Sequence[Wanted], extent: Extent) -> Callable[[], None]:
+        return lambda: _fill(wishes, extent, self._read_extent(number, extent))
+
+    def _read_extent(self, number: int, extent: Extent) -> bytes:
+        shard = self._shards[number]
+        try:
+            fd = self._storage.open_fd(shard.name)
+        except ObjectMissing as error:
+            raise missing(shard, shard.name, self._storage.address) from error
+        try:
+            self._check(number, shard, fd)
+            data = pread_all(fd, extent.length, extent.start)
+        except OSError as error:
+            raise translate(error, self._storage.root / shard.name) from error
+        finally:
+            os.close(fd)
+        if len(data) != extent.length:
+            raise changed(shard, shard.name, f"it ends at {extent.start + len(data)} bytes")
+        return data
+
+    def _check(self, number: int, shard: Shard, fd: int) -> None:
+        size = os.fstat(fd).st_size
+        if size != shard.bytes:
+            raise changed(shard, shard.name, f"{size} bytes, not {shard.bytes}")
+        if number not in self._checked:
+            if edge_hash(*(pread_all(fd, length, start) for start, length in edge_ranges(size))) != shard.edge_hash:
+                raise changed(shard, shard.name, "other content at its start or end")
+            self._checked.add(number)
+
+
+class LocalFileReader:
+    """An image folder on a local disk."""
+
+    def __init__(self, manifest: Manifest, storage: LocalStorage) -> None:
+        self._shards = manifest.shards
+        self._storage = storage
+
+    async def read(self, wanted: Sequence[Wanted]) -> ReadCount:
+        """Read all files."""
+        await _run_all(self._storage, [(wish.length, self._job(wish)) for wish in wanted])
+        return ReadCount(sum(wish.length for wish in wanted), len(wanted))
+
+    def _job(self, wish: Wanted) -> Callable[[], None]:
+        def job() -> None:
+            shard = self._shards[wish.shard]
+            try:
+                data = self._storage.read_sync(wish.key, 0, -1)
+            except ObjectMissing as error:
+                raise missing(shard, wish.key, self._storage.address) from error
+            if len(data) != wish.length:
+                raise changed(shard, wish.key, f"{len(data)} bytes, not {wish.length}")
+            wish.data = memoryview(data)
+
+        return job
+
+
+class RemoteTarReader:
+    """Tars in an object store, by byte range, many requests in flight."""
+
+    def __init__(self, manifest: Manifest, storage: Storage) -> None:
+        self._shards = manifest.shards
+        self._storage = storage
+        self._slots = asyncio.Semaphore(REMOTE_REQUESTS)
+        self._checks: dict[int, asyncio.Task[None]] = {}
+
+    async def read(self, wanted: Sequence[Wanted]) -> ReadCount:
+        """Read all, neighbours at once."""
+        count = ReadCount()
+        groups = _by_shard(wanted)
+        reads = []
+        for number, wishes in groups.items():
+            for extent in _extents(wishes, REMOTE_GAP_BYTES):
+                count.requests += 1
+                count.read_bytes += extent.length
+                reads.append(self._read_extent(number, wishes, extent))
+        await gather_all([*(self._checked(number) for number in groups), *reads])
+        return count
+
+    async def _read_extent(self, number: int, wishes: Sequence[Wanted], extent: Extent) -> None:
+        shard = self._shards[number]
+        await self._checked(number)
+        async with self._slots:
+            try:
+                data = await self._storage.get_range(shard.name, extent.start, extent.length)
+            except ObjectMissing as error:
+                raise missing(shard, shard.name, self._storage.address) from error
+            except HeadraceError:
+                await self._check(shard)  # a range beyond a shortened object fails like a fault that may pass
+                raise
+        if len(data) != extent.length:
+            raise changed(shard, shard.name, f"it ends at {extent.start + len(data)} bytes")
+        _fill(wishes, extent, data)
+
+    async def _checked(self, number: int) -> None:
+        """Check a shard once; a failed check is made again by the next read."""
+        task = self._checks.get(number)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = asyncio.get_running_loop().create_task(self._check(self._shards[number]))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._checks[number] = task
+        await asyncio.shield(task)
+
+    async def _check(self, shard: Shard) -> None:
+        try:
+            info = await self._storage.head(shard.name)
+            if info.size != shard.bytes:
+                raise changed(shard, shard.name, f"{info.size} bytes, not {shard.bytes}")
+            if shard.etag and info.etag:
+                if info.etag != shard.etag:
+                    raise changed(shard, shard.name, f"tag {info.etag}, not {shard.etag}")
+                return
+            edges = [await self._storage.get_range(shard.name, start, length) for start, length in edge_ranges(info.size)]
+        except ObjectMissing as error:
+            raise missing(shard, shard.name, self._storage.address) from error
+        if edge_hash(*edges) != shard.edge_hash:
+            raise changed(shard, shard.name, "other content at its start or end")
+
+
+class RemoteFileReader:
+    """An image folder in an object store."""
+
+    def __init__(self, manifest: Manifest, storage: Storage) -> None:
+        self._shards = manifest.shards
+        self._storage = storage
+        self._slots = asyncio.Semaphore(REMOTE_REQUESTS)
+
+    async def read(self, wanted: Sequence[Wanted]) -> ReadCount:
+        """Read all objects."""
+        await gather_all(self._read_one(wish) for wish in wanted)
+        return ReadCount(sum(wish.length for wish in wanted), len(wanted))
+
+    async def _read_one(self, wish: Wanted) -> None:
+        shard = self._shards[wish.shard]
+        async with self._slots:
+            try:
+                data = await self._storage.get(wish.key)
+            except ObjectMissing as error:
+                raise missing(shard, wish.key, self._storage.address) from error
+        if len(data) != wish.length:
+            raise changed(shard, wish.key, f"{len(data)} bytes, not {wish.length}")
+        wish.data = memoryview(data)

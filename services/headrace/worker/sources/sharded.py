@@ -1,0 +1,116 @@
+"""The source of indexed data sets: WebDataset tars and image folders, on local disks and in object stores.
+
+One source per manifest, on the worker's event loop. The way of a read: ids -> (shard, row) by the manifest's counts -> index
+records, from the cache or by range -> extents -> bytes, many requests in flight. Samples hold views of what was read: nothing
+is copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.batch import BAD_REASONS
+from headrace.core.errors import ManifestInvalid
+from headrace.datasets.manifest import Manifest, load_manifest_from
+from headrace.datasets.shard_index import HAS_CRC, IndexBlock
+from headrace.datasets.storage import Storage, join_address, open_storage
+from headrace.worker.engines.protocol import Sample
+from headrace.worker.sources.index_cache import BlockKey, IndexCache
+from headrace.worker.sources.protocol import ReadBatch
+from headrace.worker.sources.readers import Wanted, make_reader
+from headrace.worker.sources.tasks import gather_all
+
+
+async def open_source(manifest_address: str, expected_hash: str = "") -> ShardedSource:
+    """Open a manifest's samples for reading.
+
+    Raises ManifestMissing, ManifestInvalid (also if the manifest there is not `expected_hash`), SourceUnavailable.
+    """
+    manifest, directory = await load_manifest_from(manifest_address, expected_hash)
+    return ShardedSource(manifest, open_storage(directory), open_storage(join_address(directory, manifest.root)))
+
+
+class ShardedSource:
+    """Implements worker.sources.protocol.Source."""
+
+    def __init__(self, manifest: Manifest, index_storage: Storage, data_storage: Storage) -> None:
+        self.manifest = manifest
+        self.samples = manifest.samples
+        self.manifest_hash = manifest.hash
+        self._storages = (index_storage, data_storage)
+        self._index = IndexCache(manifest, index_storage)
+        self._reader = make_reader(manifest, data_storage)
+        self._starts = np.concatenate([[0], manifest.ends]).astype(np.int64)
+
+    async def read(self, sample_ids: Sequence[int]) -> ReadBatch:
+        """Read these samples; see the protocol."""
+        ids = np.asarray(sample_ids, np.int64)
+        shards, rows = self._locate(ids)
+        index_bytes, index_requests = self._index.read_bytes, self._index.requests
+        blocks = await self._blocks(shards, rows)
+        samples: list[Sample] = []
+        wanted: list[Wanted] = []
+        places: list[tuple[IndexBlock, int]] = []
+        for shard, row in zip(shards.tolist(), rows.tolist(), strict=True):
+            block = blocks[self._index.key_of(shard, row)]
+            places.append((block, row - block.first))
+            record = block.records[row - block.first]
+            wanted.append(Wanted(shard, block.key(row - block.first), int(record["offset"]), int(record["length"])))
+        reasons = [BAD_REASONS[int(block.records[row]["reason"])] for block, row in places]
+        count = await self._reader.read([wish for wish, reason in zip(wanted, reasons, strict=True) if reason == "none"])
+        if self.manifest.checksums:
+            await asyncio.to_thread(_check_sums, places, wanted, reasons)
+        for sample_id, wish, reason in zip(ids.tolist(), wanted, reasons, strict=True):
+            samples.append(Sample(sample_id, wish.key, wish.data if reason == "none" else None, reason))
+        labels, label_json = self._labels(places)
+        return ReadBatch(
+            samples,
+            labels,
+            label_json,
+            count.read_bytes + self._index.read_bytes - index_bytes,
+            count.requests + self._index.requests - index_requests,
+        )
+
+    async def close(self) -> None:
+        """Free connections, threads and caches."""
+        await self._index.close()
+        for storage in self._storages:
+            await storage.close()
+
+    def _locate(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        outside = ids[(ids < 0) | (ids >= self.samples)]
+        if outside.size:
+            raise ManifestInvalid(
+                f"sample {int(outside[0])} is not in the manifest of {self.samples} samples",
+                sample=int(outside[0]),
+                manifest=self.manifest_hash,
+            )
+        shards = np.searchsorted(self._starts, ids, side="right").astype(np.int64) - 1
+        return shards, ids - self._starts[shards]
+
+    async def _blocks(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> dict[BlockKey, IndexBlock]:
+        keys = list({self._index.key_of(shard, row) for shard, row in zip(shards.tolist(), rows.tolist(), strict=True)})
+        return dict(zip(keys, await gather_all(self._index.get(key) for key in keys), strict=True))
+
+    def _labels(self, places: list[tuple[IndexBlock, int]]) -> tuple[NDArray[np.int64] | NDArray[np.uint8] | None, list[bytes]]:
+        if self.manifest.label_kind == "json":
+            return None, [block.payload(row) or b"null" for block, row in places]
+        if self.manifest.label_kind == "int":
+            return np.array([int(block.records[row]["label"]) for block, row in places], np.int64), []
+        hot = np.zeros((len(places), self.manifest.label_width), np.uint8)
+        for i, (block, row) in enumerate(places):
+            hot[i, np.frombuffer(block.payload(row), "<u4")] = 1
+        return hot, []
+
+
+def _check_sums(places: list[tuple[IndexBlock, int]], wanted: list[Wanted], reasons: list[str]) -> None:
+    """Give samples whose bytes do not fit their CRC-32 the reason `checksum`."""
+    for i, ((block, row), wish) in enumerate(zip(places, wanted, strict=True)):
+        record = block.records[row]
+        if wish.data is not None and record["flags"] & HAS_CRC and zlib.crc32(wish.data) != int(record["crc32"]):
+            reasons[i] = "checksum"
