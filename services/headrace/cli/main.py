@@ -39,7 +39,8 @@ class _Told(click.ClickException):
     """A HeadraceError as one line on standard error, exit code 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"headrace: {self.message}", err=True, file=file)
+        one_line = "; ".join(line.strip() for line in self.message.splitlines() if line.strip())
+        click.echo(f"headrace: {one_line}", err=True, file=file)
 
 
 class LazyGroup(click.Group):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from pathlib import Path
 
-# Valkey writes the time before the first command of each second (aof-timestamp-enabled).
-_STAMP = re.compile(rb"(?:^|(?<=\r\n))#TS:(\d+)\r\n")
+_STAMP = b"#TS:"  # Valkey writes the time before the first command of each second (aof-timestamp-enabled)
 
 
 def cut_since(data_dir: Path, since_s: int) -> int:
@@ -17,7 +16,23 @@ def cut_since(data_dir: Path, since_s: int) -> int:
     dropped = 0
     for path in sorted((data_dir / "appendonlydir").glob("*.incr.aof")):
         data = path.read_bytes()
-        keep = next((match.start() for match in _STAMP.finditer(data) if int(match[1]) >= since_s), len(data))
+        keep = next((offset for offset, second in _stamps(data) if second >= since_s), len(data))
         dropped += len(data) - keep
         path.write_bytes(data[:keep])
     return dropped
+
+
+def _stamps(data: bytes) -> Iterator[tuple[int, int]]:
+    """(offset, Unix second) of each time stamp; reads the commands between them, since a value may look like a stamp."""
+    offset = 0
+    while (end := data.find(b"\r\n", offset)) != -1:
+        line = data[offset:end]
+        if line.startswith(_STAMP):
+            yield offset, int(line[len(_STAMP) :])
+        offset = end + 2
+        if line.startswith(b"*"):
+            for _ in range(int(line[1:])):
+                end = data.find(b"\r\n", offset)
+                if end == -1:  # the last command was cut short by the crash
+                    return
+                offset = end + 2 + int(data[offset + 1 : end]) + 2

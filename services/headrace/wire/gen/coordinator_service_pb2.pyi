@@ -239,7 +239,7 @@ class HeartbeatRequest(_message.Message):
     draining: bool
     held: _containers.RepeatedCompositeFieldContainer[SessionLeases]
     lagging: _containers.RepeatedCompositeFieldContainer[LaggingLane]
-    def __init__(self, protocol: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., fingerprint: _Optional[str] = ..., ops: _Optional[_Iterable[str]] = ..., samples_per_s: _Optional[float] = ..., threads: _Optional[int] = ..., draining: _Optional[bool] = ..., held: _Optional[_Iterable[_Union[SessionLeases, _Mapping]]] = ..., lagging: _Optional[_Iterable[_Union[LaggingLane, _Mapping]]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., fingerprint: _Optional[str] = ..., ops: _Optional[_Iterable[str]] = ..., samples_per_s: _Optional[float] = ..., threads: _Optional[int] = ..., draining: bool = ..., held: _Optional[_Iterable[_Union[SessionLeases, _Mapping]]] = ..., lagging: _Optional[_Iterable[_Union[LaggingLane, _Mapping]]] = ...) -> None: ...
 
 class LaggingLane(_message.Message):
     __slots__ = ("job", "lane", "behind")

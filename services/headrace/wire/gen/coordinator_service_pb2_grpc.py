@@ -5,7 +5,7 @@ import warnings
 
 from headrace.wire.gen import coordinator_service_pb2 as headrace_dot_v1_dot_coordinator__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class CoordinatorServiceStub:
+class CoordinatorServiceStub(object):
     """Distributes the work of jobs among workers and keeps sessions.
     """
 
@@ -67,7 +67,7 @@ class CoordinatorServiceStub:
                 _registered_method=True)
 
 
-class CoordinatorServiceServicer:
+class CoordinatorServiceServicer(object):
     """Distributes the work of jobs among workers and keeps sessions.
     """
 
@@ -154,7 +154,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class CoordinatorService:
+class CoordinatorService(object):
     """Distributes the work of jobs among workers and keeps sessions.
     """
 

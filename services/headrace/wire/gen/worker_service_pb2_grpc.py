@@ -5,7 +5,7 @@ import warnings
 
 from headrace.wire.gen import worker_service_pb2 as headrace_dot_v1_dot_worker__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class WorkerServiceStub:
+class WorkerServiceStub(object):
     """Streams batches to one rank.
     """
 
@@ -42,7 +42,7 @@ class WorkerServiceStub:
                 _registered_method=True)
 
 
-class WorkerServiceServicer:
+class WorkerServiceServicer(object):
     """Streams batches to one rank.
     """
 
@@ -69,7 +69,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class WorkerService:
+class WorkerService(object):
     """Streams batches to one rank.
     """
 

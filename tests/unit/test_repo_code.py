@@ -1,0 +1,144 @@
+"""Rules that the code keeps, read from its source: sizes, forbidden things, errors that say what they are."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.core import errors
+from headrace.core.errors import HeadraceError
+
+ROOT = Path(__file__).parents[2]
+SERVICES = ROOT / "services/headrace"
+FILES = sorted(
+    path
+    for folder in ("services", "tests", "examples", "loadtest")
+    for path in (ROOT / folder).rglob("*.py")
+    if "gen" not in path.relative_to(ROOT).parts
+)
+OURS = [path for path in FILES if path.is_relative_to(SERVICES)]
+SCRIPTS = [ROOT / "Makefile", ROOT / ".ci/run", *sorted((ROOT / "tools").glob("*"))]
+
+MOST_LINES = 500
+MOST_FUNCTION_LINES = 70
+FORBIDDEN_IMPORTS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "multiprocessing"}
+FORBIDDEN_CALLS = {"eval", "exec", "fork", "forkpty"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function below its signature and docstring."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """First parts of the names of all modules imported."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_there_is_code_to_judge() -> None:
+    assert len(OURS) > 30
+    assert body_lines(next(functions(ast.parse("def f():\n  '''doc'''\n  a\n  b")))) == 2
+    assert imports(ast.parse("import os.path as p\nfrom pickle import loads")) == {"os", "pickle"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_and_functions_are_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    long = {f.name: body_lines(f) for f in functions(tree_of(path)) if body_lines(f) > MOST_FUNCTION_LINES}
+    assert not long, "split them"
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_nothing_that_runs_strangers_code_or_forks(path: Path) -> None:
+    tree = tree_of(path)
+    assert not imports(tree) & FORBIDDEN_IMPORTS
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {call.id for call in calls if isinstance(call, ast.Name)}
+    names |= {
+        call.attr
+        for call in calls
+        if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "os"
+    }
+    assert not names & FORBIDDEN_CALLS
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_nothing_is_swallowed(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"line {node.lineno}: a bare except"
+            wide = isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+            empty = all(isinstance(statement, ast.Pass) for statement in node.body)
+            assert not (wide and empty), f"line {node.lineno}: every error is swallowed"
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_public_things_say_what_they_are(path: Path) -> None:
+    tree = tree_of(path)
+    if tree.body:
+        assert ast.get_docstring(tree), "a module without a docstring"
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{node.name} has no docstring"
+
+
+@pytest.mark.parametrize("path", [*FILES, *SCRIPTS], ids=name_of)
+def test_nothing_is_left_for_later(path: Path) -> None:
+    words = "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK"))
+    assert not re.findall(rf"\b(?:{words})\b", path.read_text(encoding="utf-8"))
+
+
+def subclasses(cls: type[HeadraceError]) -> Iterator[type[HeadraceError]]:
+    yield cls
+    for sub in cls.__subclasses__():
+        yield from subclasses(sub)
+
+
+def test_every_error_has_a_code_of_its_own_and_a_docstring() -> None:
+    for module in pkgutil.walk_packages(headrace.__path__, "headrace."):
+        if not module.name.endswith("__main__") and ".gen." not in module.name:
+            importlib.import_module(module.name)
+    classes = list(subclasses(HeadraceError))
+    assert len(classes) > 20
+    by_code: dict[str, str] = {}
+    for cls in classes:
+        assert cls is HeadraceError or "code" in vars(cls), f"{cls.__name__} has no code of its own"
+        assert re.fullmatch(r"[a-z][a-z_]+", cls.code)
+        assert by_code.setdefault(cls.code, cls.__name__) == cls.__name__, f"{cls.code} is used twice"
+        assert (cls.__doc__ or "").strip().endswith("."), f"{cls.__name__} does not say when it is raised"
+
+
+def test_an_errors_ids_are_attributes_and_survive_the_wire() -> None:
+    error = errors.from_code("shard_missing", "gone", {"shard": 4})
+    assert isinstance(error, errors.ShardMissing)
+    assert error.shard == 4
+    assert str(error) == "gone [shard_missing shard=4]"
+    with pytest.raises(AttributeError, match="no id 'lane'; it has"):
+        _ = error.lane
+    assert type(errors.from_code("from_the_future", "?", {})) is HeadraceError
