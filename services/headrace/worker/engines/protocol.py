@@ -18,7 +18,10 @@ from headrace.core.pipeline_spec import PipelineSpec
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample's bytes and names. data: the encoded file; None where it could not be had (bad: reason says why). sample_id: place in the manifest."""
+    """One sample's bytes and names.
+
+    sample_id: place in the manifest. data: the encoded file; None where it could not be had (bad: reason says why).
+    """
 
     sample_id: int
     key: str

@@ -1,0 +1,27 @@
+"""Engines by name. An engine's libraries are imported only when it is made."""
+
+from __future__ import annotations
+
+from headrace.core.errors import ConfigInvalid, EngineUnsupported
+from headrace.worker.engines.protocol import Engine
+
+NAMES = ("cpu", "null")
+
+
+def create(name: str, threads: int) -> Engine:
+    """Make an engine with `threads` of its own.
+
+    Raises ConfigInvalid for an unknown name and EngineUnsupported (id: engine) if its libraries aren't installed.
+    """
+    try:
+        if name == "cpu":
+            from headrace.worker.engines.cpu import CpuEngine
+
+            return CpuEngine(threads)
+        if name == "null":
+            from headrace.worker.engines.null import NullEngine
+
+            return NullEngine()
+    except ImportError as error:
+        raise EngineUnsupported(f"engine {name} needs {error.name}: pip install 'headrace[worker]'", engine=name) from error
+    raise ConfigInvalid(f"no engine is named {name!r}; there are: {', '.join(NAMES)}")
