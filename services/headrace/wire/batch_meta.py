@@ -53,7 +53,7 @@ def encode_meta(meta: BatchMeta) -> bytes:
 
 
 def decode_meta(data: bytes | memoryview) -> BatchMeta:
-    """Parse. Arrays are fresh and writable. Raises ProtocolMismatch on anything but a consistent BatchMeta of B >= 1 samples."""
+    """Parse. Arrays are fresh and writable. Raises ProtocolMismatch on anything but a consistent BatchMeta with samples."""
     try:
         message = batch_pb2.BatchMeta.FromString(bytes(data))
     except DecodeError as error:

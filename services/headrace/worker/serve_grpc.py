@@ -11,7 +11,6 @@ and those inside grpcio.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,6 +33,7 @@ _log = structlog.get_logger()
 SERVICE = "headrace.v1.WorkerService"
 METHOD = "StreamBatches"
 STAGING_SLOTS = 2  # one is written while the other is sent
+_REFUSE_GRACE_S = 1.0
 DRAIN_METADATA = (("x-drain", "1"),)
 
 # Keepalive finds hosts that vanish. A client pings every few seconds also while no batch flows: the defaults would
@@ -186,6 +186,7 @@ class GrpcPort(RankPort):
         self._wake = asyncio.Event()
         self._gone: asyncio.Future[str] = self._loop.create_future()
         self._finishing = False
+        self._violation: ProtocolMismatch | None = None
         self.sending_since_s: float | None = None  # since when a write waits for gRPC; None while none does
 
     async def serve(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
@@ -216,22 +217,17 @@ class GrpcPort(RankPort):
                     raise ProtocolMismatch(f"unexpected {type(message).__name__}: a rank sends one HELLO, then NEXT")
                 self.advance(message.index)
         except ProtocolMismatch as error:
-            self._control.append(refusal(error))
-            self.finish()
-            return await self._gone_or(error.message)
+            self._violation = error
+            self._wake.set()
+            await asyncio.sleep(_REFUSE_GRACE_S)  # the sender says it and ends the stream
+            return error.message
         except grpc.RpcError as error:
             return f"receive failed: {error!r}"
         return "the rank ended the stream"
 
-    async def _gone_or(self, reason: str) -> str:
-        """Leave the sender a moment for the REFUSE."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._gone), 1.0)
-        return reason
-
     async def _send_loop(self, write: Write) -> str:
         try:
-            while True:
+            while self._violation is None:
                 await self._send_control(write)
                 if self._staged:
                     await self._send_batch(write, min(self._staged))
@@ -240,6 +236,8 @@ class GrpcPort(RankPort):
                 else:
                     self._wake.clear()
                     await self._wake.wait()
+            await self._write(write, refusal(self._violation))
+            return self._violation.message
         except grpc.RpcError as error:
             return f"send failed: {error!r}"
 
@@ -253,7 +251,7 @@ class GrpcPort(RankPort):
         digest = xxhash.xxh3_64()
         try:
             for offset in range(0, batch.total_bytes, messages.CHUNK_BYTES):
-                if index < self.next_index:  # the rank got it from elsewhere meanwhile
+                if index < self.next_index or self._violation is not None:  # it was made elsewhere, or nobody will read it
                     return
                 data = view[offset : min(offset + messages.CHUNK_BYTES, batch.total_bytes)]
                 digest.update(data)

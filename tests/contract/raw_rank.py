@@ -1,0 +1,227 @@
+"""A rank reduced to its bytes, over either transport: what the servers' contract suite speaks with. Not the client."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import xxhash
+
+from headrace.core.errors import PeerGone
+from headrace.testing.null_producer import NullProducer
+from headrace.wire import messages, slot_format
+from headrace.worker.rank_port import RankRegister
+from headrace.worker.serve_grpc import METHOD, SERVICE, GrpcServer
+from headrace.worker.serve_local import LocalServer
+
+DEADLINE_S = 10.0
+SHAPE = (4, 33, 31, 3)
+HELLO = messages.Hello(messages.PROTOCOL, "job", 0, 0, "nonce", 0, 4)
+
+
+class RawRank:
+    """Sends what it is told, notes what comes. batches: index -> slot bytes by the time of READY."""
+
+    transport = ""
+
+    def __init__(self) -> None:
+        self.welcome: messages.Welcome | None = None
+        self.batches: dict[int, bytes] = {}
+
+    async def send_raw(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    async def receive_raw(self) -> bytes:
+        """One message; raises PeerGone at the end."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    async def send(self, message: messages.Message) -> None:
+        await self.send_raw(messages.encode(message))
+
+    async def receive(self) -> messages.Message:
+        async with asyncio.timeout(DEADLINE_S):
+            message = messages.decode(await self.receive_raw())
+        if isinstance(message, messages.Welcome):
+            self.welcome = message
+        elif isinstance(message, messages.Ready):
+            self.batches[message.index] = self.content(message)
+        return message
+
+    async def until(self, kind: type) -> messages.Message:
+        """The next message of a kind."""
+        while not isinstance(message := await self.receive(), kind):
+            pass
+        return message
+
+    async def until_ready(self, index: int) -> None:
+        while index not in self.batches:
+            await self.receive()
+
+    async def until_gone(self) -> list[messages.Message]:
+        """All messages up to the end of the connection."""
+        seen: list[messages.Message] = []
+        try:
+            while True:
+                seen.append(await self.receive())
+        except PeerGone:
+            return seen
+
+    def content(self, ready: messages.Ready) -> bytes:
+        raise NotImplementedError
+
+
+class LocalRank(RawRank):
+    transport = "shm"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.setblocking(False)
+        self.socket.connect(os.fspath(path))
+        self.fd = -1
+        self.map: mmap.mmap | None = None
+
+    async def send_raw(self, data: bytes) -> None:
+        try:
+            await asyncio.get_running_loop().sock_sendall(self.socket, data)
+        except OSError as error:
+            raise PeerGone("send failed") from error
+
+    async def receive_raw(self) -> bytes:
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self.socket, messages.MAX_CONTROL_BYTES, 1)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+            except OSError as error:
+                raise PeerGone("receive failed") from error
+        if not data:
+            raise PeerGone("end of the connection")
+        if fds:
+            self.fd = fds[0]
+            self.map = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
+        return data
+
+    async def close(self) -> None:
+        self.socket.close()
+        if self.map is not None:
+            self.map.close()
+            self.map = None
+            os.close(self.fd)
+
+    def content(self, ready: messages.Ready) -> bytes:
+        assert self.map is not None and self.welcome is not None
+        assert ready.generation == self.welcome.generation
+        start = ready.index % self.welcome.slots * self.welcome.slot_bytes
+        return self.map[start : start + ready.total_bytes]
+
+
+class GrpcRank(RawRank):
+    transport = "grpc"
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.channel = grpc.aio.insecure_channel(
+            f"127.0.0.1:{port}",
+            options=[("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 8 << 20)],
+        )
+        self.call = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+        self.chunks: dict[int, bytearray] = {}
+
+    async def send_raw(self, data: bytes) -> None:
+        try:
+            await self.call.write(data)
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise PeerGone("send failed") from error
+
+    async def receive_raw(self) -> bytes:
+        try:
+            data = await self.call.read()
+        except grpc.RpcError as error:
+            raise PeerGone("receive failed") from error
+        if data is grpc.aio.EOF:
+            raise PeerGone("end of the stream")
+        message = messages.decode(data)
+        if isinstance(message, messages.Chunk):
+            assert len(message.data) <= messages.CHUNK_BYTES
+            held = self.chunks.setdefault(message.index, bytearray())
+            assert len(held) == message.offset, "chunks of an index come in order"
+            held += message.data
+        return data
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await self.channel.close()
+
+    def content(self, ready: messages.Ready) -> bytes:
+        content = bytes(self.chunks.pop(ready.index))
+        assert len(content) == ready.total_bytes
+        assert xxhash.xxh3_64_intdigest(content) == ready.checksum
+        return content
+
+
+class Harness:
+    """One server with its producer."""
+
+    def __init__(self, server: LocalServer | GrpcServer, register: RankRegister, producer: NullProducer, path: Path) -> None:
+        self.server = server
+        self.register = register
+        self.producer = producer
+        self.path = path
+
+    def rank(self) -> RawRank:
+        """A rank that has not said HELLO."""
+        return GrpcRank(self.server.port) if isinstance(self.server, GrpcServer) else LocalRank(self.path)
+
+    async def connect(self, **changes: object) -> RawRank:
+        """A rank that was welcomed."""
+        rank = self.rank()
+        await rank.send(replace(HELLO, **changes))  # type: ignore[arg-type]
+        first = await rank.receive()
+        assert isinstance(first, messages.Welcome), first
+        return rank
+
+    async def settle(self, condition: object = None) -> None:
+        """Wait until a condition holds, or a moment."""
+        if condition is None:
+            await asyncio.sleep(0.1)
+            return
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():  # type: ignore[operator]  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(
+    transport: str, path: Path, producer: NullProducer | None = None, *, token: str = "", hello_deadline_s: float = 5.0
+) -> AsyncIterator[Harness]:
+    """A started server of either kind."""
+    producer = producer or NullProducer(SHAPE)
+    register = RankRegister(producer, worker="w0", token=token)
+    server = (
+        LocalServer(register, path, hello_deadline_s=hello_deadline_s)
+        if transport == "shm"
+        else GrpcServer(register, "127.0.0.1:0", hello_deadline_s=hello_deadline_s, stall_deadline_s=5.0)
+    )
+    await server.start()
+    try:
+        yield Harness(server, register, producer, path)
+    finally:
+        await server.close(0.0)
+
+
+def pixels_of(content: bytes) -> bytes:
+    """The pixels of a slot's bytes, after the checks of the slot format."""
+    header = slot_format.read_header(memoryview(content))
+    return bytes(slot_format.pixels(memoryview(content), header.pixel_bytes))
