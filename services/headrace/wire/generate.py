@@ -13,7 +13,7 @@ PACKAGE = "headrace.wire.gen"
 
 
 def generate(proto_root: Path, out: Path) -> None:
-    """Write the generated modules into `out`, with imports rewritten to live in the package. Raises RuntimeError if protoc fails."""
+    """Write the generated modules into `out`, importing one another in the package. Raises RuntimeError if protoc fails."""
     from grpc_tools import protoc
 
     names = [f"headrace/v1/{path.name}" for path in sorted((proto_root / "headrace/v1").glob("*.proto"))]
