@@ -1,0 +1,180 @@
+"""What can happen to a job, and what follows: the words between the pure rules and the coordinator's shell.
+
+Pure data. `session_state.apply(state, event, now_us, rules)` returns the new JobState and effects; it raises an error of
+core.errors where nothing is to be recorded, and returns `Refuse` where something is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.core.errors import HeadraceError
+from headrace.core.job import JobSpec, Session, StreamState
+from headrace.core.records import JobRecord, LaneRecord, RankRecord, SessionRecord, WorkerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Durations and bounds of the rules. slot_bytes of a job come with the events that need them."""
+
+    rank_ttl_us: int = 5_000_000
+    idle_us: int = 60_000_000
+    lag_s: float = 2.0
+    lag_rest_us: int = 5_000_000
+    max_rank_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """One job's records, or the part of them that an event needs (see `session_state.NEEDS`)."""
+
+    name: str
+    job: JobRecord | None = None
+    session: SessionRecord | None = None
+    lanes: Mapping[int, LaneRecord] = field(default_factory=dict)
+    ranks: Mapping[int, RankRecord] = field(default_factory=dict)
+    workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open a job. spec: filled in from the manifest. world: the size that is going to join."""
+
+    spec: JobSpec
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Claim a rank; attempt 0 is automatic. slot_bytes: of the job's slots, for the window's bound."""
+
+    attempt: int
+    rank: int
+    world: int
+    nonce: str
+    state: StreamState | None
+    plan_hash: str
+    epochs: int
+    node: str
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """A rank watches; known: its session, from which lost records are rebuilt."""
+
+    attempt: int
+    rank: int
+    nonce: str
+    known: Session | None
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """A sample that could not be used."""
+
+    epoch: int
+    sample: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A rank's report: totals of its session."""
+
+    attempt: int
+    rank: int
+    nonce: str
+    known: Session | None
+    consumed: int
+    committed: int
+    wait_s: float = 0.0
+    waits: tuple[tuple[str, float], ...] = ()
+    elapsed_s: float = 0.0
+    transport: str = ""
+    remade: int = 0
+    node: str = ""
+    bad: tuple[BadSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A rank goes; last: its last report, if it sent one."""
+
+    attempt: int
+    rank: int
+    nonce: str
+    last: Progress | None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """A worker holds leases that the store may have lost: tokens by lane."""
+
+    worker: str
+    incarnation: str
+    attempt: int
+    tokens: tuple[tuple[int, int], ...]
+    known: Session | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+    slot_bytes: int
+
+
+Event = Open | Join | Observe | Progress | Leave | Adopt | Tick
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Answer to Join. session: set once formed. awaited: ranks that have not come."""
+
+    attempt: int
+    session: Session | None
+    awaited: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Record the new state, then answer with this error."""
+
+    error: HeadraceError
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBad:
+    """Note bad samples, each once."""
+
+    samples: tuple[BadSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line for the log: event name and ids."""
+
+    event: str
+    ids: tuple[tuple[str, str | int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaneMoved:
+    """A lane was taken from a worker. reason: lost, drained, lagged or rebalanced."""
+
+    lane: int
+    owner: str
+    to: str
+    token: int
+    reason: str
+
+
+Effect = Joined | Refuse | RecordBad | Note | LaneMoved

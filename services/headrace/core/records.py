@@ -1,0 +1,161 @@
+"""What the store holds: one small record per job, session, lane, rank and worker, and their JSON.
+
+Pure. Size is O(lanes + ranks + workers), never O(samples). Times are the store's clock in microseconds (`_us`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from headrace.core.job import Endpoint, JobSpec, Session, StreamState
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job that is open. `spec.fingerprint` is empty until the first worker is chosen."""
+
+    spec: JobSpec
+    opened_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """The newest attempt of a job.
+
+    formed: all ranks have come; epoch, first count from then on. fallback: where it begins unless the ranks present a state;
+    it is fixed when the attempt begins, so that a late commit of the attempt before cannot change it. lanes_moved: lanes
+    taken from a previous owner since the session formed.
+    """
+
+    attempt: int
+    world: int
+    epochs: int
+    window: int
+    lanes: int
+    fallback: StreamState
+    formed: bool = False
+    epoch: int = 0
+    first: int = 0
+    lanes_moved: int = 0
+
+    def session(self, job: JobRecord) -> Session:
+        """As all parties know it; only meaningful once formed."""
+        return Session(job.spec, self.attempt, self.world, self.epoch, self.first, self.epochs, self.window, self.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRecord:
+    """A lane's lease: valid while `owner`'s worker record of the same incarnation is alive. token outlives the owner."""
+
+    owner: str = ""
+    incarnation: str = ""
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """A rank's claim and, once its session formed, its cursors and numbers (totals of the session)."""
+
+    attempt: int
+    nonce: str
+    alive_until_us: int
+    node: str = ""
+    left: bool = False
+    state: StreamState | None = None
+    consumed: int = 0
+    committed: int = 0
+    wait_s: float = 0.0
+    waits: tuple[tuple[str, float], ...] = ()
+    elapsed_s: float = 0.0
+    transport: str = ""
+    remade: int = 0
+
+    def alive(self, now_us: int) -> bool:
+        """True while its client polls or reports."""
+        return not self.left and now_us < self.alive_until_us
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """What a worker stated of itself.
+
+    finishing: lanes by job that it still finishes while it drains. lagging: (job, lane, seconds behind). replaced: earlier
+    incarnations under this id, which are refused from then on.
+    """
+
+    endpoint: Endpoint
+    fingerprint: str
+    ops: tuple[str, ...]
+    samples_per_s: float
+    threads: int
+    draining: bool
+    alive_until_us: int
+    finishing: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    lagging: tuple[tuple[str, int, float], ...] = ()
+    replaced: tuple[str, ...] = ()
+
+    def alive(self, now_us: int) -> bool:
+        """True while its heartbeats are in time."""
+        return now_us < self.alive_until_us
+
+
+Record = JobRecord | SessionRecord | LaneRecord | RankRecord | WorkerRecord
+
+
+def encode(record: Record) -> bytes:
+    """JSON of a record; the `*_from_bytes` functions read it back equal."""
+    if isinstance(record, LaneRecord):
+        data: Any = [record.owner, record.incarnation, record.token]
+    elif isinstance(record, JobRecord):
+        data = {"spec": record.spec.to_dict(), "opened_us": record.opened_us}
+    else:
+        data = asdict(record)
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def _state(data: Any) -> StreamState | None:
+    return None if data is None else StreamState(**data)
+
+
+# Cached by their bytes: a tick every half second would otherwise parse what has not changed.
+@lru_cache(maxsize=256)
+def job_from_bytes(data: bytes) -> JobRecord:
+    """Read a JobRecord."""
+    fields = json.loads(data)
+    return JobRecord(JobSpec.from_dict(fields["spec"]), fields["opened_us"])
+
+
+@lru_cache(maxsize=256)
+def session_from_bytes(data: bytes) -> SessionRecord:
+    """Read a SessionRecord."""
+    fields = json.loads(data)
+    return SessionRecord(**{**fields, "fallback": StreamState(**fields["fallback"])})
+
+
+@lru_cache(maxsize=16384)
+def lane_from_bytes(data: bytes) -> LaneRecord:
+    """Read a LaneRecord."""
+    return LaneRecord(*json.loads(data))
+
+
+@lru_cache(maxsize=4096)
+def rank_from_bytes(data: bytes) -> RankRecord:
+    """Read a RankRecord."""
+    fields = json.loads(data)
+    waits = tuple((cause, seconds) for cause, seconds in fields["waits"])
+    return RankRecord(**{**fields, "state": _state(fields["state"]), "waits": waits})
+
+
+@lru_cache(maxsize=4096)
+def worker_from_bytes(data: bytes) -> WorkerRecord:
+    """Read a WorkerRecord."""
+    fields = json.loads(data)
+    fields["endpoint"] = Endpoint(**fields["endpoint"])
+    fields["ops"] = tuple(fields["ops"])
+    fields["replaced"] = tuple(fields["replaced"])
+    fields["finishing"] = tuple((job, tuple(lanes)) for job, lanes in fields["finishing"])
+    fields["lagging"] = tuple((job, lane, behind_s) for job, lane, behind_s in fields["lagging"])
+    return WorkerRecord(**fields)

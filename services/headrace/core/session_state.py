@@ -1,0 +1,256 @@
+"""All rules of jobs and sessions: `apply(state, event, now_us, rules) -> (state, effects)`.
+
+Pure: the coordinator loads records, applies, writes by compare-and-set and only then does the effects, so that any replica
+serves any call. Applying an event a second time changes nothing. Splits: `join` (claims), `tick` (time), `lease` (lanes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from headrace.core.epoch_plan import check_plan
+from headrace.core.errors import (
+    EngineUnsupported,
+    JobMismatch,
+    RankClaimed,
+    SessionSuperseded,
+    SessionUnknown,
+    StateInvalid,
+    WorldMismatch,
+)
+from headrace.core.events import (
+    Adopt,
+    Effect,
+    Event,
+    JobState,
+    Join,
+    Leave,
+    Note,
+    Observe,
+    Open,
+    Progress,
+    RecordBad,
+    Rules,
+    Tick,
+)
+from headrace.core.job import JobSpec, Session, StreamState
+from headrace.core.join import join, superseded
+from headrace.core.records import JobRecord, LaneRecord, RankRecord, SessionRecord, WorkerRecord
+from headrace.core.tick import tick
+
+# A held token further ahead of the store's clock than this was never issued by us.
+_TOKEN_AHEAD_US = 86_400_000_000
+
+# Parts of JobState that an event reads beside job and session: its own rank, all ranks, lanes, workers.
+NEEDS: Mapping[type, frozenset[str]] = {
+    Open: frozenset({"workers"}),
+    Join: frozenset({"ranks", "workers"}),
+    Observe: frozenset({"rank"}),
+    Progress: frozenset({"rank"}),
+    Leave: frozenset({"rank"}),
+    Adopt: frozenset({"lanes"}),
+    Tick: frozenset({"ranks", "lanes", "workers"}),
+}
+
+
+def apply(state: JobState, event: Event, now_us: int, rules: Rules) -> tuple[JobState, Sequence[Effect]]:
+    """The state after an event, and what to do once it is written. Raises an error of core.errors: then nothing is written."""
+    outcome: tuple[JobState, Sequence[Effect]]
+    match event:
+        case Open():
+            outcome = _open(state, event, now_us)
+        case Join():
+            outcome = join(state, event, now_us, rules)
+        case Observe():
+            outcome = _observe(state, event)
+        case Progress():
+            outcome = _progress(state, event, now_us, rules)
+        case Leave():
+            outcome = _leave(state, event, now_us, rules)
+        case Adopt():
+            outcome = _adopt(state, event, now_us)
+        case Tick():
+            outcome = tick(state, now_us, rules, event.slot_bytes)
+    return outcome
+
+
+# --- open ------------------------------------------------------------------------------------------------------------
+
+
+def _open(state: JobState, event: Open, now_us: int) -> tuple[JobState, Sequence[Effect]]:
+    spec = event.spec
+    if state.job is not None:
+        _check_same(state.job.spec, spec)
+    check_plan(spec.samples, spec.batch_size, event.world, spec.tail)
+    _check_engines(spec, [w for w in state.workers.values() if w.alive(now_us)])
+    if state.job is not None:
+        return state, ()
+    return replace(state, job=JobRecord(spec, now_us)), (
+        Note("job_opened", (("samples", spec.samples), ("batch_size", spec.batch_size))),
+    )
+
+
+def _flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else key)
+    elif isinstance(data, list | tuple):
+        yield f"{prefix} count", len(data)
+        for i, value in enumerate(data):
+            yield from _flat(value, f"{prefix}[{i}]")
+    else:
+        yield prefix, data
+
+
+def _check_same(recorded: JobSpec, given: JobSpec) -> None:
+    """Raise JobMismatch naming the first field that differs. An empty fingerprint fits the recorded one."""
+    if not given.fingerprint:
+        given = given.with_fingerprint(recorded.fingerprint)
+    elif not recorded.fingerprint:
+        recorded = recorded.with_fingerprint(given.fingerprint)
+    if recorded == given:
+        return
+    old, new = dict(_flat(recorded.to_dict())), dict(_flat(given.to_dict()))
+    name = next(key for key in [*old, *new] if old.get(key) != new.get(key))
+    raise JobMismatch(
+        f"job {recorded.name} is open with {name}={old.get(name)!r}, not {new.get(name)!r}; "
+        "choose another job name, or open it with the same parameters",
+        job=recorded.name, field=name, recorded=str(old.get(name)), given=str(new.get(name)),
+    )  # fmt: skip
+
+
+def _check_engines(spec: JobSpec, live: Sequence[WorkerRecord]) -> None:
+    missing = [[op for op in spec.pipeline.op_names if op not in worker.ops] for worker in live]
+    if not live or not all(missing):
+        return
+    op = min(missing, key=len)[0]
+    raise EngineUnsupported(
+        f"no live worker's engine has all operations of job {spec.name}: {op} is missing; start workers whose engine has it",
+        job=spec.name, op=op,
+    )  # fmt: skip
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def _heal(state: JobState, known: Session | None, attempt: int) -> tuple[JobState, list[Effect]]:
+    """Rebuild lost job and session records from a peer's Session of a higher attempt, or of one recorded as still forming."""
+    session = state.session
+    if known is None or known.job.name != state.name or known.attempt != attempt:
+        return state, []
+    if session is not None and (session.attempt > attempt or (session.attempt == attempt and session.formed)):
+        return state, []
+    if state.job is not None and state.job.spec.plan_hash != known.job.plan_hash:
+        raise JobMismatch(
+            f"job {state.name} is open with another plan than this session's; choose another job name",
+            job=state.name, recorded=state.job.spec.plan_hash, given=known.job.plan_hash,
+        )  # fmt: skip
+    job = state.job or JobRecord(known.job, 0)
+    healed = SessionRecord(
+        attempt,
+        known.world,
+        known.epochs,
+        known.window,
+        known.lanes,
+        StreamState(),
+        formed=True,
+        epoch=known.epoch,
+        first=known.first,
+    )
+    return replace(state, job=job, session=healed), [Note("session_healed", (("attempt", attempt),))]
+
+
+def _member(state: JobState, attempt: int, rank: int, nonce: str) -> tuple[SessionRecord, RankRecord | None]:
+    """The session and the rank's record. Raises unless this client may speak for the rank."""
+    session = state.session
+    if session is None or attempt > session.attempt or not session.formed:
+        newest = 0 if session is None else session.attempt
+        if session is not None and attempt < newest:
+            raise superseded(state.name, attempt, newest, rank)
+        raise SessionUnknown(
+            f"the store knows no formed session of attempt {attempt} of job {state.name} (yet)",
+            job=state.name,
+            attempt=attempt,
+            newest=newest,
+        )
+    if attempt < session.attempt:
+        raise superseded(state.name, attempt, session.attempt, rank)
+    if rank >= session.world:
+        raise WorldMismatch(
+            f"rank {rank} lies outside a world of {session.world}", job=state.name, rank=rank, world=session.world
+        )
+    record = state.ranks.get(rank)
+    if record is None or record.attempt < attempt:
+        return session, None
+    if record.nonce != nonce:
+        raise RankClaimed(
+            f"another client holds rank {rank} in attempt {attempt} of job {state.name}; this one must stop",
+            job=state.name, rank=rank, attempt=attempt,
+        )  # fmt: skip
+    return session, record
+
+
+def _observe(state: JobState, event: Observe) -> tuple[JobState, Sequence[Effect]]:
+    state, effects = _heal(state, event.known, event.attempt)
+    _member(state, event.attempt, event.rank, event.nonce)
+    return state, effects
+
+
+def _progress(state: JobState, event: Progress, now_us: int, rules: Rules) -> tuple[JobState, Sequence[Effect]]:
+    if not 0 <= event.committed <= event.consumed:
+        raise StateInvalid(
+            f"rank {event.rank} says it committed {event.committed} batches of {event.consumed} consumed",
+            job=state.name, rank=event.rank, attempt=event.attempt,
+        )  # fmt: skip
+    state, effects = _heal(state, event.known, event.attempt)
+    _, record = _member(state, event.attempt, event.rank, event.nonce)
+    old = record or RankRecord(event.attempt, event.nonce, 0)
+    new = replace(
+        old,
+        alive_until_us=max(old.alive_until_us, now_us + rules.rank_ttl_us),
+        node=event.node or old.node,
+        consumed=max(old.consumed, event.consumed),
+        committed=max(old.committed, event.committed),
+        remade=max(old.remade, event.remade),
+    )
+    if event.elapsed_s >= old.elapsed_s:  # a report that was overtaken must not turn numbers back
+        new = replace(new, wait_s=event.wait_s, waits=event.waits, elapsed_s=event.elapsed_s, transport=event.transport)
+    if event.bad:
+        effects.append(RecordBad(event.bad))
+    return replace(state, ranks={**state.ranks, event.rank: new}), effects
+
+
+def _leave(state: JobState, event: Leave, now_us: int, rules: Rules) -> tuple[JobState, Sequence[Effect]]:
+    """Idempotent: leaving what one no longer holds is no error."""
+    effects: Sequence[Effect] = ()
+    if event.last is not None:
+        try:
+            state, effects = _progress(state, event.last, now_us, rules)
+        except (SessionSuperseded, SessionUnknown, RankClaimed):
+            effects = ()
+    record = state.ranks.get(event.rank)
+    if record is None or record.attempt != event.attempt or record.nonce != event.nonce or record.left:
+        return state, effects
+    return replace(state, ranks={**state.ranks, event.rank: replace(record, left=True)}), effects
+
+
+# --- workers ---------------------------------------------------------------------------------------------------------
+
+
+def _adopt(state: JobState, event: Adopt, now_us: int) -> tuple[JobState, Sequence[Effect]]:
+    """Take over leases that the store lost: the higher token is right, since nobody else issues tokens."""
+    state, effects = _heal(state, event.known, event.attempt)
+    session = state.session
+    if session is None:
+        return state, effects
+    lanes = dict(state.lanes)
+    for number, token in event.tokens:
+        known = lanes.get(number, LaneRecord())
+        if 0 <= number < session.lanes and known.token < token <= now_us + _TOKEN_AHEAD_US:
+            lanes[number] = LaneRecord(event.worker, event.incarnation, token)
+            effects.append(Note("lease_adopted", (("lane", number), ("worker", event.worker), ("token", token))))
+    if lanes == state.lanes:
+        return state, effects
+    return replace(state, lanes=lanes), effects
