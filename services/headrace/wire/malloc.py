@@ -16,7 +16,7 @@ _M_ARENA_MAX = -8
 _MMAP_THRESHOLDS = (1 << 30, 32 << 20)  # older glibc refuses more than 32 MiB
 
 
-def tune(*, single_arena: bool) -> bool:
+def tune_malloc(*, single_arena: bool = False) -> bool:
     """Keep freed blocks of up to 1 GiB for reuse. Returns False where there is no mallopt.
 
     single_arena: one heap for all threads, so that blocks freed by one thread are reused by another; right for a
