@@ -21,10 +21,17 @@ class Identity:
 
 
 class Link(Protocol):
-    """A rank's tie to its session: real (client.session_link) or in memory (testing.memory_stream). For the trainer's thread."""
+    """A rank's tie to a session: real (client.session_link) or in memory (testing.memory_stream). For the trainer's thread."""
 
-    session: Session
-    intake: Intake
+    @property
+    def session(self) -> Session:
+        """The session."""
+        ...
+
+    @property
+    def intake(self) -> Intake:
+        """Where its batches arrive."""
+        ...
 
     def shares_clock(self, worker: str) -> bool:
         """True if the worker runs on this kernel, so that its monotonic times are ours."""

@@ -104,7 +104,7 @@ class Stream:
     # --- batches -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the current epoch. What keeps a batch from coming is raised from next(); the next `for` tries it again."""
+        """The rest of the current epoch. What keeps a batch from coming is raised by next(); the next `for` tries again."""
         hand = self._joined()
         position = hand.position()
         epoch = position.epoch if position else -1

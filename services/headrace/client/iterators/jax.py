@@ -1,0 +1,57 @@
+"""Batches as jax arrays.
+
+jax arrays never change, so pixels are copied once out of the slot, into memory that jax then owns by DLPack without a
+second copy (on the CPU; other devices copy it to themselves).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.client.batch import Batch
+from headrace.client.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayBatch:
+    """A batch on a device.
+
+    pixels: in the job's layout and dtype. labels: int32[B] (int64 where jax_enable_x64 is on), uint8[B, C], or None for JSON
+    labels (see `batch.label_json`). mask: bool[B], False where padded. batch: ids, keys, epoch, step, ...
+    """
+
+    pixels: jax.Array
+    labels: jax.Array | None
+    mask: jax.Array
+    batch: Batch
+
+
+def as_arrays(stream: Stream, device: Any = None) -> Iterator[ArrayBatch]:
+    """The rest of the stream's epoch on a jax device (jax.devices()[n]) or sharding; None is jax's default device.
+
+    Raises what `next()` of the stream raises.
+    """
+    for batch in stream:
+        labels = None if batch.labels is None else jnp.asarray(batch.labels)
+        arrays = (array_of(batch.pixels, batch.dtype), labels, jnp.asarray(batch.mask))
+        pixels, labels, mask = jax.device_put(arrays, device) if device is not None else arrays
+        yield ArrayBatch(pixels, labels, mask, batch)
+
+
+def array_of(array: NDArray[Any], dtype: str) -> jax.Array:
+    """A jax array of an array of one of the pipeline's dtypes; copies once. numpy cannot lend bfloat16 by DLPack, so its bits go."""
+    if dtype == "bfloat16":
+        return jax.lax.bitcast_convert_type(_owned(array.view(np.uint16)), jnp.bfloat16)
+    return _owned(array)
+
+
+def _owned(array: NDArray[Any]) -> jax.Array:
+    lent: jax.Array = jax.dlpack.from_dlpack(array.copy())
+    return lent
