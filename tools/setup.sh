@@ -40,6 +40,6 @@ case $extras in
   demo) say "installing Headrace and what the demo needs into .venv (once, about a minute)" ;;
   *) say "installing Headrace and what its tests need into .venv (once, some minutes: PyTorch and JAX are among it)" ;;
 esac
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]" ||
+.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[$extras]" ||
   die "pip could not install the packages (its last words are above); if it could not reach PyPI, set PIP_INDEX_URL or PIP_PROXY and run make again"
 printf '%s' "$wanted" >"$stamp"

@@ -135,24 +135,26 @@ class Cluster:
 
     # --- breaking things ----------------------------------------------------------------------------------------------
 
-    def kill_worker(self, number: int, signum: int = signal.SIGKILL) -> None:
-        """Send a signal to worker `number`. SIGKILL: it is gone when this returns; SIGTERM: it drains."""
+    def kill_worker(self, number: int, signum: int = signal.SIGKILL) -> str:
+        """Send a signal to worker `number`; returns its name. SIGKILL: it is gone when this returns; SIGTERM: it drains."""
         with self._lock:
             self.workers[number].kill(signum)
+            return self.workers[number].name
 
     def restart_worker(self, number: int) -> None:
         """Kill worker `number` if it runs, and start it again under its name; waits until it listens."""
         with self._lock:
             self._restart(self.workers[number])
 
-    def add_worker(self) -> int:
-        """Start one more worker; waits until it listens; returns its number."""
+    def add_worker(self, wait: bool = True) -> str:
+        """Start one more worker; returns its name. wait: until it listens."""
         with self._lock:
             member = self._worker(len(self.workers))
             self.workers.append(member)
             member.start()
-            member.wait_ready()
-            return len(self.workers) - 1
+            if wait:
+                member.wait_ready()
+            return member.name
 
     def kill_coordinator(self, number: int, signum: int = signal.SIGKILL) -> None:
         """Send a signal to coordinator `number`."""
