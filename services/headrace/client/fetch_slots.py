@@ -72,7 +72,7 @@ class FetchSlots:
 
     def drop(self, link: int, index: int) -> set[int]:
         """The trainer refused a complete batch: its slot is free again."""
-        if self._complete.get(index) != link:
+        if self._complete.get(index) not in (link, 0):  # 0: it was there before this process
             return set()
         del self._complete[index]
         return self._skipped.pop(index, set())

@@ -78,7 +78,6 @@ class Stream:
             call = channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)()  # type: ignore[call-arg]
             sender = asyncio.create_task(self._send(call))
             try:
-                await call.write(messages.encode(self._hello))
                 # EOF is the only thing read that is not bytes.
                 while isinstance(data := await call.read(), bytes):
                     await self._deliver(self, messages.decode(data))
@@ -91,9 +90,13 @@ class Stream:
 
     async def _send(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
         sent = self._hello.next
-        while True:
-            await self._moved.wait()
-            self._moved.clear()
-            if self._next > sent:
-                sent = self._next
-                await call.write(messages.encode(Next(sent)))
+        try:
+            await call.write(messages.encode(self._hello))
+            while True:
+                await self._moved.wait()
+                self._moved.clear()
+                if self._next > sent:
+                    sent = self._next
+                    await call.write(messages.encode(Next(sent)))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the stream is over; the reading side has the reason

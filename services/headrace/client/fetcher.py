@@ -8,7 +8,6 @@ socket closes, or by the kernel's signal if the trainer is killed.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import mmap
 import os
 import signal
@@ -22,12 +21,10 @@ from headrace.client.fetch_stream import Stream
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.core.errors import HeadraceError, ProtocolMismatch
 from headrace.telemetry.parent import exit_with_parent
+from headrace.wire.malloc import tune_malloc
 from headrace.wire.messages import Chunk, Message, Next, Ready
 
 log = structlog.get_logger()
-
-# glibc: keep freed chunks instead of giving pages back and faulting them in again for each message; one arena.
-_MALLOPT = {-3: 1 << 30, -1: 2**31 - 1, -2: 64 << 20, -8: 1}
 
 
 class Fetcher:
@@ -112,10 +109,7 @@ def main(argv: list[str]) -> int:
     """Run one fetcher; the exit status is 0 when the trainer closed the socket."""
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; its socket ends us
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        for option, value in _MALLOPT.items():
-            libc.mallopt(option, value)
+    tune_malloc(single_arena=True)
     trainer = socket.socket(fileno=int(argv[0]))
     trainer.setblocking(False)
     try:

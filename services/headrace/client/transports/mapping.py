@@ -22,12 +22,16 @@ MAX_SLAB_BYTES = 1 << 40
 
 @dataclass(slots=True)
 class Slab:
-    """One mapped slab. number: unique in this process. in_use: its connection (or fetcher) still writes to it."""
+    """One mapped slab. number: unique in this process. transport: rung that fills it.
+
+    in_use: its connection (or fetcher) still writes to it.
+    """
 
     number: int
     slots: int
     slot_bytes: int
     generation: int
+    transport: str
     memory: mmap.mmap
     in_use: bool = True
     _views: dict[int, memoryview] = field(default_factory=dict)
@@ -61,7 +65,7 @@ class Slab:
         return True
 
 
-def map_slab(fd: int, number: int, *, slots: int, slot_bytes: int, generation: int, who: str) -> Slab:
+def map_slab(fd: int, number: int, *, slots: int, slot_bytes: int, generation: int, transport: str, who: str) -> Slab:
     """Map a producer's descriptor read-only. The descriptor stays the caller's to close.
 
     Raises ProtocolMismatch if it does not hold what `who` says, or could be truncated later: reading would then kill us.
@@ -78,7 +82,7 @@ def map_slab(fd: int, number: int, *, slots: int, slot_bytes: int, generation: i
         memory = mmap.mmap(fd, slots * slot_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     except OSError as error:
         raise ProtocolMismatch(f"the slab of {who} cannot be mapped: {error}", worker=who) from error
-    return Slab(number, slots, slot_bytes, generation, memory)
+    return Slab(number, slots, slot_bytes, generation, transport, memory)
 
 
 def create_slab(number: int, slots: int, slot_bytes: int) -> tuple[Slab, int]:
@@ -88,7 +92,9 @@ def create_slab(number: int, slots: int, slot_bytes: int) -> tuple[Slab, int]:
         try:
             os.ftruncate(fd, slots * slot_bytes)
             fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
-            return map_slab(fd, number, slots=slots, slot_bytes=slot_bytes, generation=0, who="this process"), fd
+            return map_slab(
+                fd, number, slots=slots, slot_bytes=slot_bytes, generation=0, transport="grpc", who="this process"
+            ), fd
         except BaseException:
             os.close(fd)
             raise

@@ -1,0 +1,189 @@
+"""All links of one rank: who must be connected, what their messages mean, when to try again.
+
+Runs on the thread `headrace-intake`, under the intake's lock; `core.arrivals` decides, this does. Nothing here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from headrace.client.transports import fetch_protocol as protocol
+from headrace.client.transports.fetch_host import RemoteLink
+from headrace.client.transports.fetch_pool import FetchPool
+from headrace.client.transports.links import Links
+from headrace.client.transports.local import LocalLink
+from headrace.client.transports.peers import HANDSHAKE_S, Peer
+from headrace.core.arrivals import Arrival, Arrivals, Failure, Verdict
+from headrace.core.errors import HeadraceError, PeerGone, ProtocolMismatch, TransportUnavailable, from_code
+from headrace.wire import messages, slot_format
+from headrace.wire.messages import Drain, Failed, Message, Ready, Refuse, Started, Welcome
+
+log = structlog.get_logger()
+
+# Refusals that concern shared memory alone: the next rung may work.
+_SHM_ONLY = frozenset({"transport_unavailable", "disk_full", "protocol_mismatch", "internal"})
+
+
+class Connections:
+    """See the module. changed: called when a batch or failure was noted. fail: called with what ends the session."""
+
+    def __init__(
+        self,
+        links: Links,
+        arrivals: Arrivals,
+        changed: Callable[[], None],
+        fail: Callable[[HeadraceError], None],
+    ) -> None:
+        self._links = links
+        self._arrivals = arrivals
+        self._changed = changed
+        self._fail = fail
+
+    def window_grew(self, now_s: float) -> None:
+        """All workers must learn of the larger window, and the fetcher needs a larger slab."""
+        for peer in self._links.peers.values():
+            self._links.unlink(peer, "the window grew", now_s, pause=False)
+        self._links.fetch.retire()
+
+    def reject(self, arrival: Arrival) -> None:
+        """A batch that was taken for complete is not what it should be: its slot may be written again."""
+        self._links.fetch.drop(arrival.link, arrival.index)
+
+    def mend(self, now_s: float) -> float:
+        """Make, renew and drop links as needed, send NEXT, free slabs; returns when to be called again at the latest."""
+        due_s = now_s + 1.0
+        for key, peer in list(self._links.peers.items()):
+            self._mend(peer, now_s)
+            if peer.link is None and not peer.wanted:
+                del self._links.peers[key]
+            elif peer.link is None:
+                due_s = min(due_s, peer.retry_at_s)
+        self._links.send_next()
+        self._links.free_slabs()
+        return max(due_s, now_s)
+
+    def _mend(self, peer: Peer, now_s: float) -> None:
+        if peer.link is None:
+            if peer.wanted and peer.retry_at_s <= now_s:
+                self._links.connect(peer, now_s)
+        elif not peer.wanted and not self._arrivals.pending(peer.link.number):
+            log.info("worker_dropped", worker=peer.worker, reason="it owns no lane of this session")
+            self._links.unlink(peer, "it owns no lane", now_s)
+        elif self._arrivals.must_restart(peer.link.number, peer.worker):
+            self._links.down(peer, PeerGone("an index that it believes delivered is needed"), now_s)
+        elif not peer.welcomed and now_s > peer.since_s + HANDSHAKE_S:
+            self._links.handshake_failed(peer, f"no WELCOME in {HANDSHAKE_S:.0f} s", now_s)
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def readable(self, source: Peer | FetchPool, now_s: float) -> None:
+        """The selector says that a socket has something, or has room again."""
+        if isinstance(source, FetchPool):
+            self._fetch_readable(now_s)
+        elif isinstance(source.link, LocalLink):
+            link = source.link
+            link.flush()
+            try:
+                for message in link.receive():
+                    self._message(source, message, now_s)
+                    if source.link is not link:
+                        return
+            except (HeadraceError, OSError) as error:
+                self._links.down(source, error, now_s)
+
+    def _fetch_readable(self, now_s: float) -> None:
+        try:
+            for message in self._links.fetch.receive():
+                peer = self._links.by_number(getattr(message, "link", 0))
+                if peer is None:
+                    continue  # of a link that was given up meanwhile
+                if isinstance(message, protocol.Down):
+                    self._links.down(peer, from_code(message.code, message.message, {}), now_s, tell=False)
+                elif isinstance(message, protocol.Forward):
+                    try:
+                        self._message(peer, message.message, now_s)
+                    except ProtocolMismatch as error:
+                        self._links.down(peer, error, now_s)
+        except (HeadraceError, OSError) as error:
+            for peer in list(self._links.peers.values()):
+                if isinstance(peer.link, RemoteLink):
+                    self._links.unlink(peer, f"the fetcher process ended: {error}", now_s)
+            try:
+                self._links.fetch.ended(str(error), now_s)
+            except TransportUnavailable as final:
+                self._fail(final)
+
+    def _message(self, peer: Peer, message: Message, now_s: float) -> None:
+        link = peer.link
+        if link is None:
+            return
+        match message:
+            case Welcome():
+                self._welcome(peer, message, now_s)
+            case Started(index, token):
+                self._refuse_outside(self._arrivals.started(link.number, peer.worker, index, token, now_s), message)
+            case Ready():
+                self._ready(peer, link, message, now_s)
+            case Failed(index, code, text, ids):
+                failure = Failure(index, 0, peer.worker, code, text, ids)
+                verdict = self._arrivals.failed(link.number, failure)
+                log.warning("batch_failed", worker=peer.worker, index=index, code=code, message=text, verdict=verdict.value)
+                self._refuse_outside(verdict, message)
+                self._changed()
+            case Refuse(code, text, ids):
+                self._refused(peer, from_code(code, text, ids), now_s)
+            case Drain():
+                peer.draining = True
+                log.info("worker_drains", worker=peer.worker)
+            case _:
+                raise ProtocolMismatch(f"worker {peer.worker} sent a {type(message).__name__}", worker=peer.worker)
+
+    def _welcome(self, peer: Peer, message: Welcome, now_s: float) -> None:
+        messages.check_protocol(message.protocol, f"worker {peer.worker}")
+        link = peer.link
+        if isinstance(link, LocalLink) and link.slab is not None:
+            self._links.add_slab(link.slab)
+            peer.shm_worked = True
+            link.send_next(self._arrivals.next)
+        peer.welcomed = True
+        peer.since_s = now_s
+        rung = peer.rung
+        log.info("worker_connected", worker=peer.worker, transport=rung and rung.name, reason=rung and rung.reason)
+
+    def _ready(self, peer: Peer, link: LocalLink | RemoteLink, message: Ready, now_s: float) -> None:
+        slab = link.slab
+        if slab is None or not slot_format.PIXEL_OFFSET <= message.total_bytes <= slab.slot_bytes:
+            raise ProtocolMismatch(f"worker {peer.worker} sent READY before WELCOME or oversize", index=message.index)
+        local = isinstance(link, LocalLink)
+        if local and (message.generation != slab.generation or message.index >= self._arrivals.next + slab.slots):
+            raise ProtocolMismatch(f"worker {peer.worker} sent READY for another slab or slot", index=message.index)
+        arrival = Arrival(message.index, message.token, link.number, peer.worker, slab.number, message.total_bytes, now_s)
+        verdict = self._arrivals.ready(arrival)
+        self._refuse_outside(verdict, message)
+        if verdict is Verdict.ACCEPTED:
+            peer.failures = 0
+            if not local:
+                self._links.fetch.delivered()
+            self._changed()
+            return
+        log.info("batch_refused", worker=peer.worker, index=message.index, token=message.token, reason=verdict.value)
+        if verdict is Verdict.STALE and not local:
+            self._links.fetch.drop(link.number, message.index)
+
+    @staticmethod
+    def _refuse_outside(verdict: Verdict, message: Started | Ready | Failed) -> None:
+        if verdict is Verdict.OUTSIDE:
+            name = type(message).__name__.upper()
+            raise ProtocolMismatch(f"{name} of an index beyond the window or the session", index=message.index)
+
+    def _refused(self, peer: Peer, error: HeadraceError, now_s: float) -> None:
+        log.warning("worker_refuses", worker=peer.worker, error=str(error))
+        if error.retriable:
+            self._links.down(peer, error, now_s)
+        elif isinstance(peer.link, LocalLink) and self._links.choice == "auto" and error.code in _SHM_ONLY:
+            self._links.handshake_failed(peer, str(error), now_s)
+        else:
+            self._links.unlink(peer, str(error), now_s)
+            self._fail(error)

@@ -1,0 +1,144 @@
+"""The trainer's side of the fetcher process: start it, talk to it, start it again if it dies, end it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+
+import structlog
+
+from headrace.client.transports import fetch_protocol as protocol
+from headrace.client.transports.mapping import Slab, create_slab
+from headrace.core.errors import PeerGone, ProtocolMismatch
+from headrace.telemetry.parent import PARENT_VARIABLE
+
+log = structlog.get_logger()
+
+_MESSAGES_A_CALL = 64
+_STOP_S = 5.0
+
+
+class FetchHost:
+    """One slab of the trainer and the process that fills it. Used by the intake's thread only, which must outlive the process.
+
+    The slab stays when the process dies: batches in it that were READY are good, and the next process is told of them.
+    """
+
+    def __init__(self, slab_number: int, slots: int, slot_bytes: int) -> None:
+        self.slab: Slab
+        self.slab, self._slab_fd = create_slab(slab_number, slots, slot_bytes)
+        self.socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unsent: deque[bytes] = deque()
+        self._buffer = bytearray(protocol.MAX_BYTES)
+
+    @property
+    def pid(self) -> int:
+        """The process, or 0."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def wants_write(self) -> bool:
+        """True while commands wait for room in the socket."""
+        return bool(self._unsent)
+
+    def start(self, next_index: int, have: tuple[int, ...]) -> socket.socket:
+        """Start a process; returns our end of its socket. Raises OSError if that fails."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            ours.setblocking(False)
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own module
+                    [sys.executable, "-m", "headrace.client.fetcher", str(its.fileno()), str(self._slab_fd)],
+                    pass_fds=(its.fileno(), self._slab_fd),
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self.socket = ours
+        self.send(protocol.Config(self.slab.slots, self.slab.slot_bytes, next_index, have))
+        log.info("fetcher_start", pid=self._process.pid, slots=self.slab.slots, slot_bytes=self.slab.slot_bytes)
+        return ours
+
+    def send(self, message: protocol.FetchMessage) -> None:
+        """Give a command, in order."""
+        if self.socket is not None:
+            self._unsent.append(protocol.encode(message))
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        while self._unsent and self.socket is not None:
+            try:
+                self.socket.send(self._unsent[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.clear()  # it is dead: reading says so, after what came before
+                return
+            self._unsent.popleft()
+
+    def receive(self) -> Iterator[protocol.FetchMessage]:
+        """The messages that are there. Raises PeerGone once the process is dead, ProtocolMismatch on anything malformed."""
+        for _ in range(_MESSAGES_A_CALL):
+            if self.socket is None:
+                return
+            try:
+                size, _, flags, _ = self.socket.recvmsg_into([self._buffer])
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # commands it had not read; what it said before can still be read
+            if size == 0:
+                raise PeerGone("the fetcher process ended")
+            if flags & socket.MSG_TRUNC:
+                raise ProtocolMismatch("the fetcher process sent an oversize message")
+            yield protocol.decode(memoryview(self._buffer)[:size])
+
+    def stop(self) -> int | None:
+        """End the process, if there is one, and reap it; the slab stays. Returns its exit status (negative: a signal)."""
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+        self._unsent.clear()
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        status = process.poll()
+        if status is None:  # it has nothing to save
+            process.kill()
+            process.wait(_STOP_S)
+        return status
+
+    def close(self) -> None:
+        """End the process and give up the slab's descriptor; the slab's mapping is its owner's to close."""
+        self.stop()
+        if self._slab_fd >= 0:
+            os.close(self._slab_fd)
+            self._slab_fd = -1
+
+
+class RemoteLink:
+    """A link by gRPC: a number that the fetcher knows."""
+
+    rung = "grpc"
+
+    def __init__(self, number: int, worker: str, host: FetchHost) -> None:
+        self.number = number
+        self.worker = worker
+        self.host = host
+
+    @property
+    def slab(self) -> Slab:
+        """Where its batches are."""
+        return self.host.slab
+
+    def close(self) -> None:
+        """End the stream."""
+        self.host.send(protocol.Disconnect(self.number))

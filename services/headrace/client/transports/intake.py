@@ -1,0 +1,281 @@
+"""Where a rank's batches arrive: the thread `headrace-intake` with all data sockets, and the calls of other threads.
+
+```
+trainer ── take/release ──┐            ┌── Unix sockets of local workers
+control ── update/fail ───┤ lock+event ├── socket pair to the fetcher process (remote workers)
+                          └─ headrace-intake: selector ─┘
+```
+All state is under one lock; sockets are touched by the thread alone, which other threads wake through an eventfd.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from headrace.client.transports import waiting
+from headrace.client.transports.connections import Connections
+from headrace.client.transports.links import Identity, Links
+from headrace.client.transports.protocol import IntakeStatus, TakenSlot, TransportChoice
+from headrace.core.arrivals import Arrival, Arrivals, Failure
+from headrace.core.errors import HeadraceError, ProtocolMismatch, WaitTimeout, from_code
+from headrace.core.job import LaneTable, Session
+from headrace.core.session_plan import SessionPlan
+from headrace.wire.batch_meta import decode_meta
+from headrace.wire.slot_format import read_header
+
+log = structlog.get_logger()
+
+_JOIN_S = 10.0
+# So often may one index's slot hold something else than announced before the trainer is told.
+_MOST_REJECTS = 3
+_MOST_WORKERS_NAMED = 1000  # in the status; the oldest go first
+
+
+class ThreadIntake:
+    """See client.transports.protocol.Intake.
+
+    node: this host's node identity (Endpoint.node of workers here is equal). transport: see TransportChoice. start_index: first
+    index wanted. token: authenticates this rank to workers, or empty. Starts its thread at once.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        rank: int,
+        nonce: str,
+        node: str,
+        *,
+        transport: TransportChoice = "auto",
+        start_index: int = 0,
+        token: str = "",
+    ) -> None:
+        self._session = session
+        self._rank = rank
+        self._plan = SessionPlan(session)
+        self._arrivals = Arrivals(self._lane_of, session.lanes, session.window, start_index)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._commands: deque[Callable[[float], None]] = deque()
+        self._taken: dict[int, TakenSlot] = {}
+        self._rejects: dict[int, int] = {}
+        self._transports: dict[str, tuple[str, str]] = {}
+        self._failure: HeadraceError | None = None
+        self._waiting: tuple[int, float] | None = None
+        self._table_known = False
+        self._closing = False
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+        identity = Identity(session, rank, nonce, node, token)
+        self._links = Links(identity, transport, self._arrivals, self._selector, self._set_failure)
+        self._connections = Connections(self._links, self._arrivals, self._changed.notify_all, self._set_failure)
+        self._thread = threading.Thread(target=self._run, name="headrace-intake", daemon=True)
+        self._thread.start()
+
+    # --- calls of other threads --------------------------------------------------------------------------------------
+
+    def update(self, table: LaneTable) -> None:
+        """See Intake."""
+        if len(table.owners) != self._session.lanes or len(table.tokens) != self._session.lanes:
+            raise ProtocolMismatch(f"a lane table of {len(table.owners)} lanes came for {self._session.lanes}")
+        with self._lock:
+            now_s = time.monotonic()
+            grew = self._arrivals.table(table.owners, table.tokens, table.window, now_s)
+            self._table_known = True
+            self._command(lambda now_s: self._links.table(table, now_s))
+            if grew:
+                self._command(self._connections.window_grew)
+
+    def take(self, index: int, deadline_s: float) -> TakenSlot:
+        """See Intake. deadline_s: longest wait in seconds; 0 asks only. An index may be taken again until it is released."""
+        start_s = time.monotonic()
+        with self._changed:
+            try:
+                while True:
+                    taken = self._find(index)
+                    if taken is not None:
+                        return taken
+                    now_s = time.monotonic()
+                    left_s = start_s + deadline_s - now_s
+                    if left_s <= 0:
+                        raise self._timeout(index, deadline_s, now_s)
+                    self._waiting = (index, start_s)
+                    self._changed.wait(left_s)
+            finally:
+                self._waiting = None
+
+    def release(self, next_index: int) -> None:
+        """See Intake."""
+        with self._lock:
+            if next_index <= self._arrivals.next:
+                return
+            self._arrivals.release(next_index)
+            for index in [index for index in self._taken if index < next_index]:
+                del self._taken[index]
+                self._rejects.pop(index, None)
+            for slab in self._links.slabs.values():
+                slab.take_back(next_index)
+            self._wake()
+
+    def fail(self, error: HeadraceError) -> None:
+        """See Intake. The first error stays."""
+        with self._lock:
+            self._set_failure(error)
+
+    def status(self) -> IntakeStatus:
+        """See Intake."""
+        with self._lock:
+            awaited = ""
+            now_s = time.monotonic()
+            if self._waiting is not None:
+                index, since_s = self._waiting
+                awaited = f"{self._describe(index, now_s)}; waiting since {now_s - since_s:.1f} s"
+            self._note_transports()
+            return IntakeStatus(dict(self._transports), self._arrivals.refused, self._arrivals.remade, awaited)
+
+    def close(self) -> None:
+        """See Intake."""
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._set_failure(HeadraceError("the stream is closed", job=self._session.job.name, rank=self._rank))
+                self._taken.clear()
+                self._wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        if self._thread.is_alive():
+            raise HeadraceError(f"the thread headrace-intake did not end in {_JOIN_S:.0f} s", rank=self._rank)
+        with self._lock:
+            if self._wake_fd >= 0:
+                os.close(self._wake_fd)
+                self._wake_fd = -1
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:  # the trainer must hear of it: nobody else watches this thread
+            log.exception("intake_failed", rank=self._rank)
+            failure = error if isinstance(error, HeadraceError) else HeadraceError(f"intake failed: {error!r}", rank=self._rank)
+            self.fail(failure)
+        finally:
+            with self._lock:
+                self._links.close()
+                self._selector.close()
+
+    def _loop(self) -> None:
+        due_s = 0.0
+        while True:
+            events = self._selector.select(max(0.0, due_s - time.monotonic()))
+            with self._lock:
+                if self._closing:
+                    return
+                now_s = time.monotonic()
+                for key, _ in events:
+                    if key.data is None:
+                        os.eventfd_read(self._wake_fd)
+                    else:
+                        self._connections.readable(key.data, now_s)
+                while self._commands:
+                    self._commands.popleft()(now_s)
+                due_s = self._connections.mend(now_s)
+                self._note_transports()
+
+    # --- under the lock ----------------------------------------------------------------------------------------------
+
+    def _lane_of(self, index: int) -> int | None:
+        position = self._plan.locate(self._rank, index)
+        return None if position is None else position.lane
+
+    def _command(self, command: Callable[[float], None]) -> None:
+        self._commands.append(command)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _set_failure(self, error: HeadraceError) -> None:
+        self._failure = self._failure or error
+        self._changed.notify_all()
+
+    def _find(self, index: int) -> TakenSlot | None:
+        """The batch if it is here, checked."""
+        if self._failure is not None:
+            raise self._failure
+        if index < self._arrivals.next:
+            raise HeadraceError(f"batch index {index} was released already", index=index, rank=self._rank)
+        if index in self._taken:
+            self._taken[index] = replace(self._taken[index], taken_s=time.monotonic())
+            return self._taken[index]
+        found = self._arrivals.get(index)
+        if isinstance(found, Failure):
+            raise from_code(found.code, found.message, {**found.ids, "index": index, "worker": found.worker})
+        if found is None:
+            return None
+        try:
+            self._taken[index] = self._open(found)
+        except ProtocolMismatch as error:
+            self._reject(found, error)
+            return None
+        return self._taken[index]
+
+    def _open(self, arrival: Arrival) -> TakenSlot:
+        slab = self._links.slabs[arrival.place]
+        slot = slab.view(arrival.index)
+        header = read_header(slot)
+        with slot[header.meta_offset : header.total_bytes] as part:
+            meta = decode_meta(part)
+        session = self._session
+        expected = (arrival.index, arrival.token, arrival.total_bytes)
+        if (header.index, header.token, header.total_bytes) != expected:
+            raise ProtocolMismatch(
+                f"slot holds index {header.index} token {header.token} of {header.total_bytes} bytes, "
+                f"READY said {arrival.index}, {arrival.token}, {arrival.total_bytes}"
+            )
+        if (meta.index, meta.token, meta.job, meta.attempt, meta.rank) != (*expected[:2], *session.key, self._rank):
+            raise ProtocolMismatch(f"batch is of job {meta.job} attempt {meta.attempt} rank {meta.rank} index {meta.index}")
+        return TakenSlot(arrival.index, slot, header, meta, slab.transport, arrival.at_s, time.monotonic())
+
+    def _reject(self, arrival: Arrival, error: ProtocolMismatch) -> None:
+        index = arrival.index
+        log.warning("batch_rejected", worker=arrival.worker, index=index, reason=error.message)
+        self._arrivals.discard(index)
+        self._command(lambda _: self._connections.reject(arrival))
+        self._rejects[index] = self._rejects.get(index, 0) + 1
+        if self._rejects[index] >= _MOST_REJECTS:
+            raise ProtocolMismatch(
+                f"worker {arrival.worker} delivered a wrong batch {self._rejects[index]} times: {error.message}; "
+                "run the same version on worker and trainer",
+                worker=arrival.worker,
+                index=index,
+                rank=self._rank,
+            ) from error
+
+    def _describe(self, index: int, now_s: float) -> str:
+        peers = list(self._links.peers.values())
+        position = self._plan.locate(self._rank, index)
+        return waiting.describe(self._arrivals.awaited(index), position, peers, self._table_known, now_s)
+
+    def _timeout(self, index: int, deadline_s: float, now_s: float) -> WaitTimeout:
+        text = f"waited {deadline_s:.1f} s: {self._describe(index, now_s)}"
+        awaited = self._arrivals.awaited(index)
+        job = self._session.job.name
+        return WaitTimeout(text, job=job, rank=self._rank, index=index, worker=awaited.worker or "nobody")
+
+    def _note_transports(self) -> None:
+        for peer in self._links.peers.values():
+            if peer.rung is not None:
+                self._transports.pop(peer.worker, None)
+                self._transports[peer.worker] = (peer.rung.name, peer.rung.reason)
+        while len(self._transports) > _MOST_WORKERS_NAMED:
+            del self._transports[next(iter(self._transports))]

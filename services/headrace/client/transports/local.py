@@ -1,0 +1,113 @@
+"""A link to a worker on this node: a Unix SOCK_SEQPACKET socket for messages, and its slab mapped read-only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+from headrace.client.transports.mapping import Slab, map_slab
+from headrace.core.errors import PeerGone, ProtocolMismatch
+from headrace.wire import messages
+from headrace.wire.messages import Hello, Message, Next, Welcome
+
+_MESSAGES_A_CALL = 64  # then the other links have their turn
+_MAX_FDS = 8
+_FD = struct.Struct("i")
+
+
+class LocalLink:
+    """One connection. Used by the intake's thread only; never blocks.
+
+    Raises OSError from the constructor if the worker cannot be reached. slab: None until WELCOME came.
+    """
+
+    rung = "shm"
+
+    def __init__(self, number: int, worker: str, path: str, hello: Hello) -> None:
+        self.number = number
+        self.worker = worker
+        self.slab: Slab | None = None
+        self._unsent: Next | None = None
+        self._buffer = bytearray(messages.MAX_CONTROL_BYTES)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            self.socket.connect(path)
+            self.socket.send(messages.encode(hello))
+        except BaseException:
+            self.socket.close()
+            raise
+
+    @property
+    def wants_write(self) -> bool:
+        """True while a NEXT waits for room in the socket."""
+        return self._unsent is not None
+
+    def send_next(self, index: int) -> None:
+        """Tell the worker what is released. A worker that does not read gets the newest number later."""
+        self._unsent = Next(index)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        if self._unsent is None:
+            return
+        try:
+            self.socket.send(messages.encode(self._unsent))
+        except BlockingIOError:
+            return
+        except OSError:
+            pass  # the connection is over: reading says so, after what came before
+        self._unsent = None
+
+    def receive(self) -> Iterator[Message]:
+        """The messages that are there. Raises PeerGone at the end of the connection, ProtocolMismatch on anything malformed."""
+        for _ in range(_MESSAGES_A_CALL):
+            try:
+                size, fds, flags = self._receive_one()
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # our unread NEXT was lost with the worker; what it had sent before can still be read
+            try:
+                if size == 0:
+                    raise PeerGone(f"worker {self.worker} closed its socket", worker=self.worker)
+                if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                    raise ProtocolMismatch(f"worker {self.worker} sent an oversize message", worker=self.worker)
+                message = messages.decode(memoryview(self._buffer)[:size])
+                if isinstance(message, Welcome):
+                    self._map(message, fds)
+                elif fds:
+                    raise ProtocolMismatch(f"worker {self.worker} sent a descriptor with {type(message).__name__}")
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            yield message
+
+    def close(self) -> None:
+        """End the connection; the slab's mapping is its owner's to close."""
+        self.socket.close()
+
+    def _receive_one(self) -> tuple[int, list[int], int]:
+        space = socket.CMSG_SPACE(_MAX_FDS * _FD.size)
+        size, ancillary, flags, _ = self.socket.recvmsg_into([self._buffer], space, socket.MSG_CMSG_CLOEXEC)
+        fds: list[int] = []
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds += [fd for (fd,) in _FD.iter_unpack(data[: len(data) - len(data) % _FD.size])]
+        return size, fds, flags
+
+    def _map(self, welcome: Welcome, fds: list[int]) -> None:
+        if self.slab is not None or len(fds) != 1:
+            raise ProtocolMismatch(f"worker {self.worker} sent WELCOME twice or without one descriptor", worker=self.worker)
+        messages.check_protocol(welcome.protocol, f"worker {self.worker}")
+        self.slab = map_slab(
+            fds[0],
+            self.number,
+            slots=welcome.slots,
+            slot_bytes=welcome.slot_bytes,
+            generation=welcome.generation,
+            transport=self.rung,
+            who=f"worker {self.worker}",
+        )

@@ -1,0 +1,30 @@
+"""Says who is awaited and since when. Pure."""
+
+from __future__ import annotations
+
+from headrace.client.transports.peers import Peer
+from headrace.core.arrivals import Awaited
+from headrace.core.session_plan import Position
+
+
+def describe(awaited: Awaited, position: Position | None, peers: list[Peer], table_known: bool, now_s: float) -> str:
+    """One sentence about an index that is not here. peers: all incarnations of workers that are or were connected."""
+    if position is None:
+        return f"batch index {awaited.index} lies past the session's end"
+    what = (
+        f"batch index {awaited.index} (epoch {position.epoch}, step {position.step}, batch {position.batch}, "
+        f"lane {position.lane})"
+    )
+    if not table_known:
+        return f"{what} is not here; the coordinator has not said yet who holds the lanes"
+    held_s = now_s - awaited.owner_since_s
+    if not awaited.worker:
+        return f"{what} is not here; nobody holds the lane since {held_s:.1f} s"
+    text = f"{what} is awaited from worker {awaited.worker}, which holds the lane since {held_s:.1f} s"
+    if awaited.started_by:
+        text += f"; worker {awaited.started_by} STARTED it {now_s - awaited.started_since_s:.1f} s ago"
+    else:
+        text += "; nobody has STARTED it"
+    links = [peer for peer in peers if peer.worker == awaited.worker]
+    # The newest incarnation counts.
+    return f"{text}; {links[-1].describe(now_s) if links else 'no connection yet'}"
