@@ -195,3 +195,9 @@ class EpochPlan:
         else:
             rotated = places
         return (rotated + self._offset) % self.samples
+
+
+def reads_in(sample_ids: NDArray[np.int64]) -> int:
+    """How many coalesced reads a batch takes where a run of neighbours is one read (shard borders aside)."""
+    ordered = np.unique(sample_ids)
+    return 1 + int(np.count_nonzero(np.diff(ordered) > 1)) if len(ordered) else 0
