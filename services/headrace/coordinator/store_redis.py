@@ -1,0 +1,172 @@
+"""The store on Redis or Valkey: three Lua scripts (see `lua/`), one round trip a call.
+
+Whole tables are cached by their stamp, so that a tick over tables that did not change transfers a few bytes. Redis' own
+errors become StoreUnavailable here and nowhere else. Connections are made when needed: a store that is down at the start,
+or goes away and comes back, needs no restart of the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import redis.asyncio
+import redis.asyncio.sentinel
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from headrace.coordinator.store import Key, Loaded, Stored, Table
+from headrace.core.errors import ConfigInvalid, StoreUnavailable
+
+_Result = TypeVar("_Result")
+# Lua's unpack and Redis' own limits make a script call with more arguments fail.
+_MAX_ITEMS = 1000
+
+
+class RedisStore:
+    """See `store.Store`. One event loop. prefix: before all keys, so that installations can share a server."""
+
+    def __init__(self, client: redis.asyncio.Redis, prefix: str, where: str) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._where = where
+        self._channel = f"{prefix}:hints"
+        self._load = client.register_script(_script("load"))
+        self._commit = client.register_script(_script("commit"))
+        self._add_once = client.register_script(_script("add_once"))
+        self._cache: dict[Table, tuple[int, dict[str, Stored]]] = {}
+
+    async def load(self, wanted: Mapping[Table, Sequence[str] | None]) -> Loaded:
+        """See Store."""
+        args: list[str | int] = []
+        # Taken before the call: another call may replace the cache meanwhile, and this answer counts on what it sent.
+        cached = {table: self._cache.get(table, (0, {})) for table in wanted}
+        for table, fields in wanted.items():
+            args += [cached[table][0] if fields is None else -1, len(fields or ()), *(fields or ())]
+        now, *answers = await self._ask(self._load(keys=[self._key(table) for table in wanted], args=args))
+        tables: dict[Table, Mapping[str, Stored]] = {}
+        stamps: dict[Table, int] = {}
+        for (table, fields), (stamp, values) in zip(wanted.items(), answers, strict=True):
+            stamps[table] = int(stamp)
+            if fields is not None:
+                tables[table] = {field: _stored(value) for field, value in zip(fields, values or (), strict=False) if value}
+            elif values is None:
+                tables[table] = cached[table][1]
+            else:
+                pairs = zip(values[::2], values[1::2], strict=True)
+                records = {field.decode(): _stored(value) for field, value in pairs if field != b"#"}
+                self._cache[table] = (int(stamp), records)
+                tables[table] = records
+        return Loaded(int(now), tables, stamps)
+
+    async def commit(self, expected: Mapping[Key, int], writes: Mapping[Key, bytes | None], hint: str = "") -> bool:
+        """See Store."""
+        tables = list(dict.fromkeys(key.table for key in (*expected, *writes)))
+        number = {table: i + 1 for i, table in enumerate(tables)}
+        args: list[str | int | bytes] = [self._channel, hint, len(expected), len(writes)]
+        for key, stamp in expected.items():
+            args += [number[key.table], key.field, stamp]
+        for key, data in writes.items():
+            args += [number[key.table], key.field, "d" if data is None else "w", data or b""]
+        return await self._ask(self._commit(keys=[self._key(table) for table in tables], args=args)) is not None
+
+    async def add_once(self, table: Table, items: Mapping[str, bytes], limit: int) -> int:
+        """See Store."""
+        new = 0
+        pairs = list(items.items())
+        for start in range(0, len(pairs), _MAX_ITEMS):
+            args: list[str | int | bytes] = [limit]
+            for field, data in pairs[start : start + _MAX_ITEMS]:
+                args += [field, data]
+            new += int(await self._ask(self._add_once(keys=[self._key(table)], args=args)))
+        return new
+
+    async def hints(self) -> AsyncIterator[str]:
+        """See Store."""
+        with self._translated():
+            async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
+                await channel.subscribe(self._channel)
+                while True:
+                    # The deadline lets a connection that died silently be noticed by the client's health check.
+                    message = await channel.get_message(timeout=5.0)
+                    if message is not None:
+                        yield message["data"].decode()
+
+    async def ping(self) -> None:
+        """See Store: writes one small key, since a replica or a full server answers PING and refuses writes."""
+        await self._ask(self._client.set(f"{self._prefix}:ping", b"1", px=60_000))
+
+    async def close(self) -> None:
+        """See Store."""
+        await self._client.aclose()
+
+    def _key(self, table: Table) -> str:
+        return f"{self._prefix}:{{{table.group}}}:{table.kind}"
+
+    async def _ask(self, call: Awaitable[_Result]) -> _Result:
+        with self._translated():
+            return await call
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (RedisError, OSError, TimeoutError) as error:
+            text = str(error) or type(error).__name__
+            raise StoreUnavailable(f"the store at {self._where} cannot be used: {text}", store=self._where) from error
+
+
+def _script(name: str) -> str:
+    return resources.files("headrace.coordinator").joinpath("lua", f"{name}.lua").read_text()
+
+
+def _stored(value: bytes) -> Stored:
+    stamp, _, data = value.partition(b" ")
+    return Stored(int(stamp), data)
+
+
+def connect(url: str, prefix: str = "headrace", timeout_s: float = 2.0) -> RedisStore:
+    """A store at redis://, rediss:// or unix://, or sentinel://host:port,host:port/service[/db]; connects when first used.
+
+    Raises ConfigInvalid for anything else.
+    """
+    # Once more on a fresh connection, for those that a restart of the store broke; a commit may be repeated, since its
+    # compare-and-set then fails and the caller reads what it wrote.
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 1),
+        "health_check_interval": 15,
+    }
+    parts = urlsplit(url)
+    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    try:
+        if parts.scheme == "sentinel":
+            return RedisStore(_by_sentinel(url, options), prefix, where)
+        if parts.scheme in ("redis", "rediss", "unix"):
+            return RedisStore(redis.asyncio.Redis.from_url(url, **options), prefix, where)
+    except ValueError as error:
+        raise ConfigInvalid(f"the store address {where} cannot be read: {error}", field="store") from error
+    raise ConfigInvalid(f"the store must be redis://, rediss://, unix:// or sentinel://, not {where!r}", field="store")
+
+
+def _by_sentinel(url: str, options: dict[str, Any]) -> redis.asyncio.Redis:
+    parts = urlsplit(url)
+    user, _, hosts = parts.netloc.rpartition("@")
+    service, _, db = parts.path.strip("/").partition("/")
+    if not service or not hosts:
+        raise ValueError("expected sentinel://host:port,host:port/service")
+    sentinels = []
+    for host in hosts.split(","):
+        name, _, port = host.rpartition(":") if ":" in host else (host, ":", "26379")
+        sentinels.append((name, int(port)))
+    make: Any = redis.asyncio.sentinel.Sentinel
+    password = user.lstrip(":") or None
+    client: redis.asyncio.Redis = make(
+        sentinels, sentinel_kwargs=dict(options), password=password, db=int(db or 0), **options
+    ).master_for(service)
+    return client
