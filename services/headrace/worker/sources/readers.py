@@ -18,8 +18,8 @@ from headrace.datasets.edges import edge_hash, edge_ranges
 from headrace.datasets.manifest import Manifest, Shard
 from headrace.datasets.storage import ObjectMissing, Storage
 from headrace.datasets.storage_local import READ_THREADS, LocalStorage, pread_all, translate
+from headrace.datasets.tasks import gather_all
 from headrace.worker.sources.coalesce import Extent, coalesce
-from headrace.worker.sources.tasks import gather_all
 
 # A gap costs its bytes, a further request its latency: 64 kB is 16 us of page cache, 1 MiB some 10 ms of an object store.
 LOCAL_GAP_BYTES = 64 << 10

@@ -19,11 +19,11 @@ from headrace.core.errors import ManifestInvalid
 from headrace.datasets.manifest import Manifest, load_manifest_from
 from headrace.datasets.shard_index import HAS_CRC, IndexBlock
 from headrace.datasets.storage import Storage, join_address, open_storage
+from headrace.datasets.tasks import gather_all
 from headrace.worker.engines.protocol import Sample
 from headrace.worker.sources.index_cache import BlockKey, IndexCache
 from headrace.worker.sources.protocol import ReadBatch
 from headrace.worker.sources.readers import Wanted, make_reader
-from headrace.worker.sources.tasks import gather_all
 
 
 async def open_source(manifest_address: str, expected_hash: str = "") -> ShardedSource:

@@ -1,0 +1,176 @@
+"""Label rules: what a sample's label is, from its parts or its path. Pure.
+
+| rule | from | label |
+|---|---|---|
+| `cls` | `.cls` | an integer |
+| `txt` | `.txt` | a class name (or an integer) |
+| `json` | `.json` | passed through as text; with a class list, the name or integer in it |
+| `multi` | `.json`, `.cls` or `.txt` | a list of integers (or class names), handed out as multi-hot rows |
+| `folder` | the directory | a class name |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from headrace.core.errors import LabelInvalid
+from headrace.datasets.manifest import LabelKind
+
+Rule = Literal["cls", "txt", "json", "multi", "folder", "none"]
+LABEL_EXTENSIONS = ("cls", "json", "txt")
+MAX_LABEL_BYTES = 1 << 20  # larger ones are data, not labels
+MAX_MULTI_CLASSES = 65_536
+_JSON_FIELDS = ("label", "cls", "class", "labels", "classes")
+_NUMBERS = re.compile(r"[\s,;]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A label as the index keeps it. value: integer or -1. name: a class name still to be numbered. payload: JSON or u32s."""
+
+    value: int = -1
+    name: str = ""
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRule:
+    """A rule with its class list; `classes` maps names to integers and may be empty."""
+
+    rule: Rule
+    classes: Mapping[str, int]
+
+    @property
+    def kind(self) -> LabelKind:
+        """What kind of label a job gets."""
+        if self.rule == "multi":
+            return "multi"
+        return "json" if self.rule == "json" and not self.classes else "int"
+
+    @property
+    def collects_names(self) -> bool:
+        """Whether class names are numbered after all were seen, by sorting."""
+        return self.rule in ("txt", "folder") and not self.classes
+
+    def read(self, key: str, parts: Mapping[str, bytes]) -> Label | None:
+        """The label, or None where the part it should be in is missing. Raises LabelInvalid."""
+        if self.rule == "none":
+            return Label()
+        if self.rule == "folder":
+            return self._class(key.rpartition("/")[0].rpartition("/")[2])
+        extension = next((ext for ext in self._extensions if ext in parts), None)
+        if extension is None:
+            return None
+        text = _utf8(parts[extension])
+        if self.rule == "cls":
+            return Label(_integer(text))
+        if self.rule == "txt":
+            return self._class(text.strip())
+        return self._multi(text, extension) if self.rule == "multi" else self._json(text)
+
+    @property
+    def _extensions(self) -> tuple[str, ...]:
+        return LABEL_EXTENSIONS if self.rule == "multi" else (self.rule,)
+
+    def _class(self, name: str) -> Label:
+        if not name:
+            raise LabelInvalid("empty class name")
+        if name in self.classes:
+            return Label(self.classes[name])
+        if self.collects_names:
+            return Label(name=name)
+        if name.lstrip("-").isdigit():
+            return Label(_integer(name))
+        raise LabelInvalid(f"class {name[:80]!r} is not in the class list")
+
+    def _json(self, text: str) -> Label:
+        value = _parse_json(text)
+        if not self.classes:
+            return Label(payload=text.encode())
+        value = _unwrap(value)
+        if isinstance(value, str):
+            return self._class(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise LabelInvalid(f"{text[:80]!r} holds no class name or integer")
+        return Label(_integer(str(value)))
+
+    def _multi(self, text: str, extension: str) -> Label:
+        if extension == "json" or text.lstrip().startswith("["):
+            values: Any = _unwrap(_parse_json(text))
+            values = values if isinstance(values, list) else [values]
+        else:
+            values = [item for item in _NUMBERS.split(text.strip()) if item]
+        numbers = sorted({self._multi_item(item) for item in values})
+        return Label(payload=np.array(numbers, "<u4").tobytes())
+
+    def _multi_item(self, item: Any) -> int:
+        if isinstance(item, str) and item in self.classes:
+            return self.classes[item]
+        if isinstance(item, bool) or not isinstance(item, int | str):
+            raise LabelInvalid(f"{item!r} is not a class")
+        number = _integer(str(item))
+        if not 0 <= number < (len(self.classes) or MAX_MULTI_CLASSES):
+            raise LabelInvalid(f"class {number} is out of range")
+        return number
+
+
+def choose_rule(extensions: set[str], has_folders: bool, is_folder_set: bool) -> Rule:
+    """The rule that fits what is there: `.cls`, else `.json`, else `.txt`, else folder names, else none."""
+    if not is_folder_set:
+        for extension in LABEL_EXTENSIONS:
+            if extension in extensions:
+                return extension  # type: ignore[return-value]
+    return "folder" if has_folders else "none"
+
+
+def parse_classes(text: str) -> dict[str, int]:
+    """A class list: a JSON list of names, a JSON object name -> integer, or one name a line. Raises LabelInvalid."""
+    if text.lstrip()[:1] in ("[", "{"):
+        data = _parse_json(text)
+        names = {name: i for i, name in enumerate(data)} if isinstance(data, list) else data
+    else:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        names = {name: i for i, name in enumerate(lines)}
+        if len(names) != len(lines):
+            raise LabelInvalid("the class list names a class twice")
+    if not names or not all(isinstance(k, str) and type(v) is int and v >= 0 for k, v in names.items()):
+        raise LabelInvalid("a class list is a name a line, a JSON list of names, or a JSON object of name: number")
+    return dict(names)
+
+
+def _utf8(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise LabelInvalid("the label is not UTF-8 text") from error
+
+
+def _integer(text: str) -> int:
+    try:
+        number = int(text.strip())
+    except ValueError:
+        raise LabelInvalid(f"{text[:80]!r} is not an integer") from None
+    if not -(2**63) <= number < 2**63:
+        raise LabelInvalid(f"{text[:80]!r} does not fit 64 bits")
+    return number
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise LabelInvalid(f"{text[:80]!r} is not JSON") from None
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, dict):
+        for name in _JSON_FIELDS:
+            if name in value:
+                return value[name]
+    return value

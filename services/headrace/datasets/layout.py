@@ -1,0 +1,79 @@
+"""Finds what kind of data set lies at an address, and its files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from headrace.core.errors import ConfigInvalid, ShardMissing
+from headrace.datasets.manifest import Kind
+from headrace.datasets.scan import is_image_path
+from headrace.datasets.storage import ObjectInfo, ObjectMissing, Storage, mask_address, open_storage, split_address
+from headrace.datasets.tasks import gather_all
+
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+MAX_NAMED_SHARDS = 1_000_000
+
+
+@dataclass(slots=True)
+class Layout:
+    """A data set's files. address: of the directory that holds them. files: tars, or images, sorted by path."""
+
+    address: str
+    storage: Storage
+    kind: Kind
+    files: list[ObjectInfo]
+    warnings: list[str] = field(default_factory=list)
+
+
+async def find_layout(address: str) -> Layout:
+    """List what is there. Raises ShardMissing if there is neither a tar nor an image."""
+    if address.endswith(".tar"):
+        return await _named_tars(address)
+    storage = open_storage(address)
+    try:
+        files = await storage.list()
+    except ObjectMissing as error:
+        raise ShardMissing(f"nothing at {mask_address(address)}: correct the address", address=mask_address(address)) from error
+    tars = [info for info in files if info.path.endswith(".tar")]
+    images = [info for info in files if is_image_path(info.path)]
+    if tars:
+        warnings = [f"{len(images)} images beside the tars are left out"] if images else []
+        return Layout(address, storage, "webdataset", tars, warnings)
+    if images:
+        return Layout(address, storage, "folder", images)
+    await storage.close()
+    raise ShardMissing(
+        f"no tar and no image among {len(files)} files at {mask_address(address)}; links and hidden names are not followed",
+        address=mask_address(address),
+    )
+
+
+async def _named_tars(address: str) -> Layout:
+    directory, pattern = split_address(address)
+    names = expand_braces(pattern)
+    storage = open_storage(directory)
+    try:
+        files = await gather_all(storage.head(name) for name in names)
+    except ObjectMissing as error:
+        await storage.close()
+        raise ShardMissing(
+            f"{error.message}: correct the address, or copy the shard again", shard=str(error.ids["path"])
+        ) from error
+    return Layout(directory, storage, "webdataset", files)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`a-{000..002}.tar` -> a-000.tar, a-001.tar, a-002.tar; a name without braces is itself."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        return [pattern]
+    first, last = match.groups()
+    if not int(first) <= int(last) < int(first) + MAX_NAMED_SHARDS:
+        raise ConfigInvalid(f"{match.group()} is not a range of shards")
+    width = len(first)
+    return [
+        name
+        for number in range(int(first), int(last) + 1)
+        for name in expand_braces(f"{pattern[: match.start()]}{number:0{width}d}{pattern[match.end() :]}")
+    ]

@@ -1,0 +1,93 @@
+"""What indexing found: tallies per shard, and the report for people. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from headrace.datasets.labels import LabelRule
+from headrace.datasets.manifest import Kind, Manifest, Shard
+from headrace.datasets.scan import Found
+
+MAX_DETAILS = 1000
+MAX_WARNINGS = 200
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over samples. same_label, pairs: neighbours in one shard with equal labels, and in all. width: highest set label
+    of multi-label rows + 1."""
+
+    samples: int = 0
+    bad_kept: int = 0
+    excluded: int = 0
+    pairs: int = 0
+    same_label: int = 0
+    width: int = 1
+    max_key_bytes: int = 0
+    max_payload_bytes: int = 0
+    labels: Counter[int] = field(default_factory=Counter)
+    bad: Counter[str] = field(default_factory=Counter)
+    details: list[tuple[str, str, str, str]] = field(default_factory=list)  # shard, key, reason, what was wrong
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, shard: str, found: Found, rule: LabelRule) -> None:
+        """Count the samples of one shard; their labels are numbered by now."""
+        entries = found.entries
+        self.samples += len(entries)
+        self.bad_kept += sum(entry.reason != "none" for entry in entries)
+        self.excluded += found.excluded
+        self.max_key_bytes = max([self.max_key_bytes, *(len(entry.key.encode()) for entry in entries)])
+        self.max_payload_bytes = max([self.max_payload_bytes, *(len(entry.payload) for entry in entries)])
+        self.bad.update(reason for _, reason, _ in found.details)
+        self.details += [(shard, *detail) for detail in found.details[: MAX_DETAILS - len(self.details)]]
+        self.warnings += found.warnings[: MAX_WARNINGS - len(self.warnings)]
+        if rule.kind == "int":
+            self.labels.update(entry.label for entry in entries)
+            self.pairs += max(0, len(entries) - 1)
+            self.same_label += sum(a.label == b.label for a, b in pairwise(entries))
+        elif rule.kind == "multi":
+            for entry in entries:
+                if entry.payload:
+                    self.width = max(self.width, int(np.frombuffer(entry.payload, "<u4")[-1]) + 1)
+
+
+@dataclass(slots=True)
+class IndexReport:
+    """What indexing found. address: where the manifest was written."""
+
+    manifest: Manifest
+    address: str
+    tally: Tally
+
+    @property
+    def class_sorted(self) -> bool:
+        """True where neighbours share their label far more often than by chance."""
+        tally = self.tally
+        chance = sum((count / tally.samples) ** 2 for count in tally.labels.values())
+        return len(tally.labels) > 1 and tally.same_label > tally.pairs * (chance + 0.5 * (1 - chance))
+
+
+def make_manifest(
+    kind: Kind, *, rule: LabelRule, tally: Tally, shards: list[Shard], classes: tuple[str, ...], root: str, checksums: bool
+) -> Manifest:
+    """The manifest of what was counted."""
+    width = (len(classes) or tally.width) if rule.kind == "multi" else 1
+    distinct = len([label for label in tally.labels if label >= 0])
+    return Manifest(
+        kind=kind,
+        label_kind=rule.kind,
+        label_width=width,
+        num_classes=len(classes) or (width if rule.kind == "multi" else distinct),
+        samples=tally.samples,
+        bad=tally.bad_kept,
+        max_key_bytes=tally.max_key_bytes,
+        max_label_bytes=tally.max_payload_bytes if rule.kind == "json" else 8,
+        classes=classes,
+        shards=tuple(shards),
+        root=root,
+        checksums=checksums,
+    )
