@@ -36,7 +36,7 @@ class BatchMeta:
     sample_ids: int64[B], the ids planned, as places in the manifest. source_ids: int64[B], the ids whose pixels are
     there (differs where substituted). status: uint8[B] of OK, PADDED, SUBSTITUTED. reasons: uint8[B], index into
     BAD_REASONS for substituted ones. labels: int64[B] (`int`), uint8[B, C] (`multi`) or None (`json`, then label_json holds B
-    JSON texts). Labels and keys are those of source_ids. milestones: seconds on CLOCK_MONOTONIC of the worker, see core.starvation.
+    JSON texts). Labels and keys are those of source_ids. milestones: seconds on the worker's CLOCK_MONOTONIC.
     """
 
     job: str

@@ -39,7 +39,7 @@ class Shuffle:
             raise SpecInvalid(f"shuffle.mode must be full or none, not {self.mode!r}", field="shuffle.mode")
         for name, value in (("run", self.run), ("window", self.window)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
-                raise SpecInvalid(f"shuffle.{name} must be a whole number from 1 to 2^24, not {value!r}", field=f"shuffle.{name}")
+                raise SpecInvalid(f"shuffle.{name} must be a whole number from 1 to 2^24, not {value!r}", field=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,9 @@ class JobSpec:
 
     @property
     def plan_hash(self) -> str:
-        """Hex BLAKE2b-128 over what decides which samples batch k holds and what is done to them (not the fingerprint, not the address)."""
-        parts = [self.manifest_hash, self.samples, self.batch_size, self.seed, asdict(self.shuffle), self.tail, self.pipeline.canonical_json()]
+        """Hex BLAKE2b-128 over what decides a batch's samples and what is done to them (not the engine, not the address)."""
+        order = [self.manifest_hash, self.samples, self.batch_size, self.seed, asdict(self.shuffle), self.tail]
+        parts = [*order, self.pipeline.canonical_json()]
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def with_fingerprint(self, fingerprint: str) -> JobSpec:
@@ -113,7 +114,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """Where a job's ranks go on: epoch, first batch of that epoch's session, steps done since. The global batch cursor is first + step * world."""
+    """Where a job's ranks go on: epoch, first batch of that epoch's session, steps done since, in a world of that size."""
 
     epoch: int = 0
     first: int = 0
@@ -151,7 +152,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How a worker is reached. grpc: host:port. socket: path of its Unix socket, or empty. node: same value = same kernel (boot id) and host."""
+    """How a worker is reached. grpc: host:port. socket: path of its Unix socket, or empty. node: equal on one kernel (boot id)."""
 
     worker: str
     incarnation: str
@@ -164,7 +165,7 @@ class Endpoint:
 class LaneTable:
     """A versioned snapshot of who serves which lane of a session.
 
-    owners[l] is a worker id, or empty while nobody holds lane l; tokens[l] is the newest fencing token issued for it (0: none yet).
+    owners[l] is a worker id, or empty while nobody holds lane l. tokens[l] is the newest token issued for it (0: none yet).
     """
 
     version: int

@@ -183,7 +183,7 @@ class PipelineSpec:
                 return op.size
             if isinstance(op, Resize) and not isinstance(op.size, int):
                 return op.size
-        raise SpecInvalid("no operation fixes the output size: add random_resized_crop, center_crop, random_crop or resize to a pair")
+        raise SpecInvalid("no operation fixes the output size: add random_resized_crop, center_crop or resize to a pair")
 
     def shape(self, batch_size: int) -> tuple[int, int, int, int]:
         """Shape of a batch's pixels in the output layout."""
@@ -339,13 +339,17 @@ def _validate(spec: PipelineSpec) -> None:
     _ = spec.out_size
     last = max(i for i, op in enumerate(spec.ops) if isinstance(op, GEOMETRIC))
     if isinstance(spec.ops[last], Resize) and isinstance(spec.ops[last].size, int):
-        raise SpecInvalid("the last geometric operation must fix both sides; a resize to one side leaves sizes that differ", field="ops")
+        raise SpecInvalid(
+            "the last geometric operation must fix both sides: end with a crop or a resize to a pair", field="ops"
+        )
     _choice(spec.output.dtype, get_args(DType), "output.dtype")
     _choice(spec.output.layout, get_args(Layout), "output.layout")
     _choice(spec.on_bad_sample, get_args(BadSamplePolicy), "on_bad_sample")
     if spec.output.normalize is not None:
         if spec.output.dtype == "uint8":
-            raise SpecInvalid("uint8 batches are normalised on the trainer's device; choose a float dtype or drop normalize", field="output.normalize")
+            raise SpecInvalid(
+                "uint8 output can't be normalised: choose a float dtype, or normalise on the device", field="normalize"
+            )
         _numbers(spec.output.normalize.mean, 3, -10, 10, "output.normalize.mean")
         _numbers(spec.output.normalize.std, 3, 1e-6, 10, "output.normalize.std")
     _number(spec.decode.max_pixels, 1, 2**31, "decode.max_pixels")

@@ -45,7 +45,12 @@ class EpochAudit:
     @property
     def clean(self) -> bool:
         """True if nothing is missing, doubled, unreadable or foreign."""
-        return self.missing == 0 and self.duplicated == 0 and self.unread == 0 and self.delivered + self.substituted == self.expected
+        return (
+            self.missing == 0
+            and self.duplicated == 0
+            and self.unread == 0
+            and self.delivered + self.substituted == self.expected
+        )
 
 
 def audit_epoch(epoch: int, samples: int, dropped: int, seen: Sequence[Seen]) -> EpochAudit:

@@ -65,9 +65,9 @@ class _Notes:
         self.pixel_ids.append(np.asarray(ids, np.int64))
         self.planned_ids.append(batch.sample_ids.copy())
         self.status.append(batch.status.copy())
-        digest = hashlib.blake2b(batch.pixels, digest_size=16)
+        digest = hashlib.blake2b(np.ascontiguousarray(batch.pixels).data, digest_size=16)
         for part in (batch.sample_ids, batch.labels, batch.mask):
-            digest.update(np.ascontiguousarray(part))
+            digest.update(np.ascontiguousarray(part).data)
         self.hashes.append(digest.hexdigest())
 
 
@@ -121,14 +121,23 @@ def _train(task: RankTask, stream: headrace.Stream, notes: _Notes) -> None:
             taken += 1
             if task.commit:
                 stream.commit()
-            say(event="step", rank=task.rank, epoch=epoch, step=step + 1, steps=steps, rows=len(batch.sample_ids), substituted=int((batch.status == SUBSTITUTED).sum()))
+            say(
+                event="step",
+                rank=task.rank,
+                epoch=epoch,
+                step=step + 1,
+                steps=steps,
+                rows=len(batch.sample_ids),
+                substituted=int((batch.status == SUBSTITUTED).sum()),
+            )
             if taken == task.stop_after:
                 return
 
 
 def _sheet(task: RankTask, batch: headrace.Batch) -> None:
     count = min(SHEET_IMAGES, len(batch.sample_ids))
-    captions = [f"id {i} class {label}" for i, label in zip(batch.sample_ids[:count], batch.labels[:count], strict=True)]
+    labels = batch.labels if batch.labels is not None else ["-"] * count
+    captions = [f"id {i} class {label}" for i, label in zip(batch.sample_ids[:count], labels[:count], strict=True)]
     title = f"job {task.job['name']} epoch {batch.epoch} batch {batch.batch} rank {task.rank}: first {count} of {len(batch.sample_ids)}"
     contact_sheet.save(Path(task.sheet), np.asarray(batch.pixels)[:count], captions, title)
 

@@ -6,6 +6,7 @@ The demo and the integration tests share it: they differ in the fleet's size and
 from __future__ import annotations
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -104,16 +105,14 @@ def run_job(
             process.kill()
             process.wait()
     seconds = time.monotonic() - begun
-    return _result(out, world, epochs, samples, dropped, done, seconds)
+    return _result(out, done, epochs=epochs, samples=samples, dropped=dropped, seconds=seconds)
 
 
 def _start(
     task: RankTask, log: Path, events: queue.Queue[dict[str, Any]], environment: dict[str, str] | None
 ) -> subprocess.Popen[str]:
-    import os
-
     with log.open("w") as errors:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - our own module
             [sys.executable, "-m", "headrace.testing.demo_rank", json.dumps(asdict(task))],
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -156,13 +155,16 @@ def _follow(
             ended.add(event["rank"])
             if event["code"] != 0 or event["rank"] not in done:
                 log = (out / f"rank-{event['rank']}.log").read_text().strip().splitlines()
-                raise RankFailed(f"rank {event['rank']} ended with {event['code']}: {log[-1] if log else 'no output'}", rank=event["rank"])
+                raise RankFailed(
+                    f"rank {event['rank']} ended with {event['code']}: {log[-1] if log else 'no output'}", rank=event["rank"]
+                )
     return done
 
 
 def _result(
-    out: Path, world: int, epochs: int, samples: int, dropped: int, done: dict[int, dict[str, Any]], seconds: float
+    out: Path, done: dict[int, dict[str, Any]], *, epochs: int, samples: int, dropped: int, seconds: float
 ) -> RunResult:
+    world = len(done)
     files = [np.load(out / f"rank-{rank}.npz") for rank in range(world)]
     audits, planned = [], {}
     for epoch in range(epochs):
@@ -170,7 +172,9 @@ def _result(
         for file in files:
             here = file["epoch"] == epoch
             status, pixel_ids, planned_ids = file["status"][here], file["pixel_ids"][here], file["planned_ids"][here]
-            seen.append(Seen(pixel_ids[status == OK], planned_ids[status == SUBSTITUTED], int(np.count_nonzero(status == PADDED))))
+            seen.append(
+                Seen(pixel_ids[status == OK], planned_ids[status == SUBSTITUTED], int(np.count_nonzero(status == PADDED)))
+            )
         audits.append(audit_epoch(epoch, samples, dropped, seen))
         planned[epoch] = np.concatenate([part.pixel_ids for part in seen])
     hashes = {

@@ -11,9 +11,9 @@ import contextlib
 import errno
 import signal
 import socket
-import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import prometheus_client
 import structlog
@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from headrace.core.errors import ConfigInvalid, HeadraceError, PortInUse
+from headrace.core.errors import ConfigInvalid, PortInUse
 from headrace.core.job import Endpoint
 from headrace.telemetry import logging
 from headrace.telemetry.addresses import split_address
@@ -30,6 +30,7 @@ from headrace.wire.malloc import tune_malloc
 from headrace.worker.engines import registry
 from headrace.worker.lease_loop import Identity, LeaseLoop
 from headrace.worker.producer import Producer
+from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_grpc import GrpcServer
 from headrace.worker.serve_local import LocalServer
 from headrace.worker.settings import WorkerSettings
@@ -44,7 +45,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def main(argv: list[str]) -> None:
-    """Run a worker from command-line arguments; returns after a clean drain. Raises HeadraceError for what the caller shall print."""
+    """Run a worker from command-line arguments; returns after a clean drain. Raises HeadraceError, for the caller to print."""
     try:
         settings = CliApp.run(WorkerSettings, cli_args=argv)
     except (ValidationError, SettingsError) as error:
@@ -67,34 +68,45 @@ async def run(settings: WorkerSettings) -> None:
     sessions = Sessions()
     producer = Producer(settings.name, engine.fingerprint, sessions, stats, settings.batches_in_flight)
     toolbox = Toolbox(engine, open_source)
+    register = RankRegister(producer, worker=settings.name)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(producer.close)
         stack.push_async_callback(toolbox.keep_only, set())
-        grpc_server = GrpcServer(settings.grpc_address, settings.name, producer)
+        grpc_server = GrpcServer(register, settings.grpc_address)
         await grpc_server.start()
         stack.push_async_callback(grpc_server.close, 1.0)
-        local_server, socket_path = _local_server(settings, producer)
+        local_server, socket_path = _local_server(settings, register)
         if local_server is not None:
             await local_server.start()
             stack.push_async_callback(local_server.close, 1.0)
         _serve_metrics(settings.metrics_address, stats.registry, stack)
         endpoint = Endpoint(settings.name, uuid.uuid4().hex, _node(), _advertised(settings, grpc_server.port), socket_path)
-        leases = LeaseLoop(settings.coordinator.split(","), Identity(endpoint, engine, settings.threads), sessions, producer, toolbox, stats)
+        leases = LeaseLoop(
+            settings.coordinator.split(","),
+            Identity(endpoint, engine, settings.threads),
+            sessions=sessions,
+            producer=producer,
+            toolbox=toolbox,
+            stats=stats,
+        )
         stack.push_async_callback(leases.close)
         log.info("worker_ready", grpc=endpoint.grpc, socket=socket_path, engine=engine.fingerprint, threads=settings.threads)
         heartbeats = asyncio.create_task(leases.run(), name="heartbeats")
         production = asyncio.create_task(producer.run(), name="producer")
         stopped = asyncio.create_task(stop.wait(), name="stop")
-        done, _ = await asyncio.wait({heartbeats, production, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        tasks: list[asyncio.Task[Any]] = [heartbeats, production, stopped]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await _drain(settings, leases, producer, [server for server in (grpc_server, local_server) if server is not None])
-        for task in (heartbeats, production, stopped):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(heartbeats, production, stopped, return_exceptions=True)
-        for task in done - {stopped}:
-            task.result()  # a loop ended by itself: its error is the process's
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for ended in done:
+            ended.result()  # a loop ended by itself: its error is the process's
 
 
-async def _drain(settings: WorkerSettings, leases: LeaseLoop, producer: Producer, servers: list[GrpcServer | LocalServer]) -> None:
+async def _drain(
+    settings: WorkerSettings, leases: LeaseLoop, producer: Producer, servers: list[GrpcServer | LocalServer]
+) -> None:
     """Finish the batches in flight, hand the lanes back, and let what is published reach its ranks."""
     log.info("draining", deadline_s=settings.drain_deadline_s)
     await producer.drain(settings.drain_deadline_s)
@@ -105,16 +117,18 @@ async def _drain(settings: WorkerSettings, leases: LeaseLoop, producer: Producer
     log.info("drained", lanes_handed_back=answered)
 
 
-def _local_server(settings: WorkerSettings, producer: Producer) -> tuple[LocalServer | None, str]:
+def _local_server(settings: WorkerSettings, register: RankRegister) -> tuple[LocalServer | None, str]:
     if not settings.socket_dir:
         return None, ""
     directory = Path(settings.socket_dir)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigInvalid(f"socket_dir {directory} cannot be made: {error.strerror}; give another, or '' for no shared memory") from error
-    path = str(directory / f"{settings.name}.sock")
-    return LocalServer(path, settings.name, producer), path
+        raise ConfigInvalid(
+            f"socket_dir {directory} cannot be made: {error.strerror}; give another, or '' for no shared memory"
+        ) from error
+    path = directory / f"{settings.name}.sock"
+    return LocalServer(register, path), str(path)
 
 
 def _serve_metrics(address: str, registry_: CollectorRegistry, stack: contextlib.AsyncExitStack) -> None:
@@ -125,7 +139,9 @@ def _serve_metrics(address: str, registry_: CollectorRegistry, stack: contextlib
         server, thread = prometheus_client.start_http_server(port, host, registry_)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortInUse(f"metrics address {address} is taken; give another by --metrics-address", address=address) from error
+            raise PortInUse(
+                f"metrics address {address} is taken; give another by --metrics-address", address=address
+            ) from error
         raise ConfigInvalid(f"metrics address {address} cannot be used: {error.strerror}", address=address) from error
 
     def stop() -> None:
@@ -151,5 +167,3 @@ def _node() -> str:
         return BOOT_ID.read_text().strip()
     except OSError:
         return socket.gethostname()
-
-

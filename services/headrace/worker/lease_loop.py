@@ -47,7 +47,14 @@ class LeaseLoop:
     """See the module. `beat` is public so that draining can send the last word."""
 
     def __init__(
-        self, coordinators: list[str], identity: Identity, sessions: Sessions, producer: Producer, toolbox: Toolbox, stats: WorkerStats
+        self,
+        coordinators: list[str],
+        identity: Identity,
+        *,
+        sessions: Sessions,
+        producer: Producer,
+        toolbox: Toolbox,
+        stats: WorkerStats,
     ) -> None:
         self._addresses = coordinators
         self._identity = identity
@@ -99,7 +106,7 @@ class LeaseLoop:
             task.cancel()
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close(None)
         self._channels.clear()
 
     def _request(self) -> pb.HeartbeatRequest:
@@ -134,8 +141,9 @@ class LeaseLoop:
             channel = self._channels.get(address)
             if channel is None:
                 channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_KEEPALIVE)
+            stub = rpc.CoordinatorServiceStub(channel)  # type: ignore[no-untyped-call]
             try:
-                answer: pb.HeartbeatResponse = await rpc.CoordinatorServiceStub(channel).Heartbeat(request, timeout=CALL_DEADLINE_S)
+                answer: pb.HeartbeatResponse = await stub.Heartbeat(request, timeout=CALL_DEADLINE_S)
                 return answer
             except grpc.aio.AioRpcError as error:
                 last = status.error_from_rpc(error)

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 
 from headrace.core import batch as codes
 from headrace.core.batch import BatchMeta
-from headrace.core.errors import BatchFailed
-from headrace.core.job import Session
+from headrace.core.errors import BatchFailed, Ids
 from headrace.core.session_plan import Position
 from headrace.core.substitution import candidates
 from headrace.wire import batch_meta, slot_format
-from headrace.worker.engines.protocol import PreparedEngine
 from headrace.worker.sources.protocol import ReadBatch
 from headrace.worker.work import SessionWork
 
@@ -66,7 +64,9 @@ async def make_batch(order: Order, engine_turn: asyncio.Lock, executor: Executor
     read = await order.work.source.read(samples.sample_ids.tolist())
     read_s = time.monotonic()
     async with engine_turn:
-        return await asyncio.get_running_loop().run_in_executor(executor, _produce, order, samples.sample_ids, samples.mask, read, read_s)
+        return await asyncio.get_running_loop().run_in_executor(
+            executor, _produce, order, samples.sample_ids, samples.mask, read, read_s
+        )
 
 
 def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_], read: ReadBatch, read_s: float) -> Made:
@@ -76,7 +76,7 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
     keys = [(order.position.epoch, sample_id) for sample_id in sample_ids.tolist()]
     begun = time.monotonic()
     result = order.work.engine.run(read.samples, keys, pixels)
-    sources, reasons = _substitute(order.work.engine, session, order.position, read, keys, result.reasons, pixels)
+    sources, reasons = _substitute(order, read, keys, result.reasons, pixels)
     augmented = time.monotonic()
     # One library call decodes and augments: its wall time is split by the thread-seconds that it measured for each.
     share = result.decode_s / max(result.decode_s + result.augment_s, 1e-12)
@@ -115,7 +115,7 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
     output = job.pipeline.output
     total = slot_format.seal(
         order.slot,
-        batch_meta.encode(meta),
+        batch_meta.encode_meta(meta),
         index=order.index,
         token=order.token,
         dtype=output.dtype,
@@ -124,13 +124,20 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
         pixel_bytes=order.work.pixel_bytes,
     )
     bad = {int(code): int(count) for code, count in zip(*np.unique(reasons[reasons > 0], return_counts=True), strict=True)}
-    return Made(total, read.read_bytes, read.requests, read_s - order.started_s, augmented - begun, result.decode_s, result.augment_s, bad)
+    return Made(
+        total,
+        read.read_bytes,
+        read.requests,
+        read_s - order.started_s,
+        augmented - begun,
+        result.decode_s,
+        result.augment_s,
+        bad,
+    )
 
 
 def _substitute(
-    engine: PreparedEngine,
-    session: Session,
-    position: Position,
+    order: Order,
     read: ReadBatch,
     keys: list[tuple[int, int]],
     reasons: NDArray[np.uint8],
@@ -144,14 +151,19 @@ def _substitute(
     bad = np.flatnonzero(reasons)
     if len(bad) == 0:
         return rows, reasons
-    job = session.job
+    job, position = order.work.session.job, order.position
     first = read.samples[int(bad[0])]
-    ids = {"job": job.name, "epoch": position.epoch, "batch": position.batch, "sample": first.sample_id, "key": first.key}
+    ids: Ids = {"job": job.name, "epoch": position.epoch, "batch": position.batch, "sample": first.sample_id, "key": first.key}
     reason = codes.BAD_REASONS[int(reasons[bad[0]])]
     if job.pipeline.on_bad_sample == "fail":
-        raise BatchFailed(f"sample {first.key!r} is bad ({reason}) and the job's policy is `fail`: mend it, or exclude it by `headrace index`", **ids)
+        raise BatchFailed(
+            f"sample {first.key!r} is bad ({reason}) and the job's policy is `fail`: mend it and index again",
+            **ids,
+        )
     if len(bad) == len(keys):
-        raise BatchFailed(f"all {len(keys)} samples of the batch are bad (first {first.key!r}: {reason}); look at the data set", **ids)
+        raise BatchFailed(
+            f"all {len(keys)} samples of the batch are bad (first {first.key!r}: {reason}); look at the data set", **ids
+        )
     row_bytes = len(pixels) // len(keys)
     planned = [sample for _, sample in keys]
     for row in bad.tolist():
@@ -159,7 +171,7 @@ def _substitute(
             if reasons[substitute]:
                 continue
             out = pixels[row * row_bytes : (row + 1) * row_bytes]
-            if not engine.run([read.samples[substitute]], [keys[row]], out).reasons[0]:
+            if not order.work.engine.run([read.samples[substitute]], [keys[row]], out).reasons[0]:
                 rows[row] = substitute
                 break
         else:

@@ -73,18 +73,23 @@ class Producer:
         work = self._sessions.by_key.get((job, attempt)) or await self._sessions.wait_for((job, attempt), ADMIT_DEADLINE_S)
         newest = self._sessions.newest_attempt(job)
         if newest > attempt:
-            raise SessionSuperseded(f"attempt {attempt} of job {job!r} was superseded by {newest}", job=job, attempt=attempt, newest=newest)
+            raise SessionSuperseded(
+                f"attempt {attempt} of job {job!r} was superseded by {newest}", job=job, attempt=attempt, newest=newest
+            )
         if work is None:
             if (job, attempt) in self._sessions.broken:
                 raise self._sessions.broken[job, attempt]
-            raise SessionUnknown(f"worker {self._worker} serves no lane of job {job!r} attempt {attempt} yet: retry", job=job, attempt=attempt)
+            raise SessionUnknown(
+                f"worker {self._worker} serves no lane of job {job!r} attempt {attempt} yet: retry", job=job, attempt=attempt
+            )
         if rank >= work.session.world:
-            raise WorldMismatch(f"rank {rank} is outside world size {work.session.world}", job=job, rank=rank, world=work.session.world)
+            raise WorldMismatch(
+                f"rank {rank} is outside world size {work.session.world}", job=job, rank=rank, world=work.session.world
+            )
         return work.slot_bytes, work.session.window
 
     def opened(self, port: OutPort) -> None:
         """See PortListener."""
-        log.info("rank_connected", job=port.job, attempt=port.attempt, rank=port.rank, transport=port.transport, next=port.next_index)
         self._ports[port] = _PortState(port)
         self._stats.connected(port.transport, 1)
         self._wake.set()
@@ -97,7 +102,6 @@ class Producer:
         """See PortListener."""
         if self._ports.pop(port, None) is not None:
             self._stats.connected(port.transport, -1)
-            log.info("rank_disconnected", job=port.job, attempt=port.attempt, rank=port.rank, transport=port.transport)
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
@@ -219,7 +223,9 @@ class Producer:
         )
         candidate.state.building.add(candidate.index)
         candidate.state.port.started(candidate.index, lease.token)
-        task = asyncio.create_task(self._make(candidate, order), name=f"batch-{candidate.position.epoch}-{candidate.position.batch}")
+        task = asyncio.create_task(
+            self._make(candidate, order), name=f"batch-{candidate.position.epoch}-{candidate.position.batch}"
+        )
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
@@ -229,13 +235,27 @@ class Producer:
         try:
             made = await make_batch(order, self._engine_turn, self._executor)
         except HeadraceError as error:
-            log.error("batch_failed", job=job.name, rank=port.rank, index=index, epoch=order.position.epoch, batch=order.position.batch, error=str(error))
+            log.error(
+                "batch_failed",
+                job=job.name,
+                rank=port.rank,
+                index=index,
+                epoch=order.position.epoch,
+                batch=order.position.batch,
+                error=str(error),
+            )
             self._stats.failed(job.name, error.code)
             port.abandon(index)
             if not port.closed:
                 port.fail(index, error)
             return
-        except BaseException:
+        except Exception as error:
+            # A bug of ours or of a library: the rank must not wait for a batch that would fail again for ever.
+            port.abandon(index)
+            if not port.closed:
+                port.fail(index, HeadraceError(f"worker {self._worker} failed inside: {error!r}; see its log", job=job.name))
+            raise
+        except asyncio.CancelledError:
             port.abandon(index)
             raise
         finally:

@@ -23,25 +23,50 @@ class WorkerSettings(BaseSettings):
         cli_implicit_flags=True,
     )
 
-    coordinator: str = Field("127.0.0.1:7300", description="Coordinators as host:port, several separated by commas; any replica serves.")
+    coordinator: str = Field(
+        "127.0.0.1:7300", description="Coordinators as host:port, several separated by commas; any replica serves."
+    )
     name: str = Field(
         default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="Id of this worker in logs, metrics and lane tables; unique in the fleet.",
     )
-    grpc_address: str = Field("0.0.0.0:7310", description="host:port on which batches are served to other nodes; port 0 takes a free one.")  # noqa: S104
-    advertise: str = Field("", description="host:port under which trainers reach it; empty: this host's name and the bound port.")
-    socket_dir: str = Field("/tmp/headrace", description="Directory of the Unix socket for trainers on this node; empty: no shared memory.")  # noqa: S108
-    metrics_address: str = Field("0.0.0.0:7311", description="host:port of /metrics; empty: none.")  # noqa: S104
-    engine: Literal["cpu", "null"] = Field("cpu", description="What decodes and augments. `null` leaves pixels as they are: for measuring overhead.")
+    grpc_address: str = Field(
+        "0.0.0.0:7310", description="host:port on which batches are served to other nodes; port 0 takes a free one."
+    )
+    advertise: str = Field(
+        "", description="host:port under which trainers reach it; empty: this host's name and the bound port."
+    )
+    socket_dir: str = Field(
+        "/tmp/headrace",  # noqa: S108
+        description="Directory of the Unix socket for trainers on this node; empty: no shared memory.",
+    )
+    metrics_address: str = Field("0.0.0.0:7311", description="host:port of /metrics; empty: none.")
+    engine: Literal["cpu", "null"] = Field(
+        "cpu", description="What decodes and augments. `null` leaves pixels as they are: for measuring overhead."
+    )
     threads: int = Field(
-        default_factory=lambda: len(os.sched_getaffinity(0)), ge=1, le=1024, description="Threads that decode; default: the cores this process may use."
+        default_factory=lambda: len(os.sched_getaffinity(0)),
+        ge=1,
+        le=1024,
+        description="Threads that decode; default: the cores this process may use.",
     )
     batches_in_flight: int = Field(
-        3, ge=1, le=64, description="Batches being read or decoded at a time; one decodes on all threads, the others are read ahead."
+        3,
+        ge=1,
+        le=64,
+        description="Batches being read or decoded at a time; one decodes on all threads, the others are read ahead.",
     )
-    source_deadline_s: float = Field(60.0, gt=0, description="How long a read may take, retries included, before the job fails.")
-    drain_deadline_s: float = Field(30.0, gt=0, description="After SIGTERM, how long batches in flight may take before the process leaves anyway.")
-    log_format: Literal["auto", "json", "console"] = Field("auto", description="Log lines; auto: JSON unless standard error is a terminal.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least severe lines that are logged.")
+    source_deadline_s: float = Field(
+        60.0, gt=0, description="How long a read may take, retries included, before the job fails."
+    )
+    drain_deadline_s: float = Field(
+        30.0, gt=0, description="After SIGTERM, how long batches in flight may take before the process leaves anyway."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="Log lines; auto: JSON unless standard error is a terminal."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least severe lines that are logged."
+    )
     exit_with_parent: bool = Field(False, description="End when the process that started this one ends.")

@@ -42,7 +42,9 @@ class WorkerStats:
     def made(self, job: str, samples: int, transport: str, made: Made) -> None:
         """Count a batch that the engine finished."""
         speed = samples / max(made.busy_s, 1e-9)
-        self.samples_per_s = speed if self.samples_per_s == 0 else self.samples_per_s + _SPEED_WEIGHT * (speed - self.samples_per_s)
+        self.samples_per_s = (
+            speed if self.samples_per_s == 0 else self.samples_per_s + _SPEED_WEIGHT * (speed - self.samples_per_s)
+        )
         self._samples.labels(job).inc(samples)
         self._batches.labels(job).inc()
         self._read_bytes.inc(made.read_bytes)

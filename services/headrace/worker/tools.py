@@ -30,7 +30,10 @@ class Toolbox:
         self._tools: dict[str, JobTools] = {}
 
     async def get(self, job: JobSpec) -> JobTools:
-        """The job's tools, made on first use. Raises EngineUnsupported, ManifestMissing, ManifestInvalid, ShardMissing, SourceUnavailable."""
+        """The job's tools, made on first use.
+
+        Raises EngineUnsupported, ManifestMissing, ManifestInvalid, ShardMissing, SourceUnavailable.
+        """
         key = job.plan_hash
         if key not in self._tools:
             engine = self._engine.prepare(job.pipeline, job.seed)

@@ -1,0 +1,228 @@
+"""`headrace demo`: the main job on this machine, end to end, with a worker killed in the middle, and an audit."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.core.epoch_plan import EpochPlan
+from headrace.core.job import JobSpec
+from headrace.core.pipeline_spec import HorizontalFlip, PipelineSpec, RandomResizedCrop
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from headrace.testing.cluster import Cluster
+    from headrace.testing.job_run import RunResult, StepEvent
+
+EPOCHS = 2
+TRANSPORTS = ["auto", "grpc"]
+# Crops of at least this share of the photo keep the drawn barcode readable; see testing.barcode.
+PIPELINE = PipelineSpec(ops=(RandomResizedCrop((224, 224), scale=(0.35, 1.0)), HorizontalFlip()))
+
+
+@click.command()
+@click.option("--samples", default=4000, show_default=True, help="Photos to cut the demo data set into.")
+@click.option("--batch-size", default=128, show_default=True, help="Samples of a batch.")
+@click.option("--workers", default=2, show_default=True, help="Workers to begin with.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("demo-out"),
+    show_default=True,
+    help="Where data set, logs and contact sheet go.",
+)
+@click.option("--report", type=click.Path(path_type=Path), help="Also write the facts as JSON to this file.")
+def demo(samples: int, batch_size: int, workers: int, out: Path, report: Path | None) -> None:
+    """Run the main job on this machine: no GPU, no set-up, about half a minute.
+
+    It cuts an ImageNet-like data set from real photos, starts a store, a coordinator and workers as processes of their own, and
+    trains in name two ranks for two epochs: rank 0 over shared memory, rank 1 over gRPC. In the middle of the second epoch one
+    worker is killed (SIGKILL) and another started. At the end every sample is accounted for by the barcodes drawn into the
+    pixels. The exit status is 0 only if each sample of each epoch was handed over exactly once.
+    """
+    from rich.console import Console
+
+    console = Console()
+    fleet = f"{workers} workers, {len(TRANSPORTS)} ranks, {EPOCHS} epochs"
+    console.print(f"[bold]Headrace demo[/]: {samples} photos, batches of {batch_size}, {fleet}")
+    facts = run_demo(console, samples, batch_size, workers, out.resolve())
+    if report is not None:
+        report.write_text(json.dumps(facts, indent=2) + "\n")
+        console.print(f"Report: {report}")
+    if not facts["audit_clean"]:
+        console.print("[bold red]The audit failed[/]: a sample is missing, doubled or unreadable.")
+        sys.exit(1)
+
+
+def run_demo(console: Console, samples: int, batch_size: int, workers: int, out: Path) -> dict[str, Any]:
+    """Run the demo and print what it shows. Returns the report's facts."""
+    from headrace.testing.cluster import Cluster
+    from headrace.testing.demo_dataset import make_demo_dataset
+
+    with _progress(console) as progress:
+        bar = progress.add_task("cutting photos", total=samples)
+        dataset = make_demo_dataset(
+            out / "dataset", samples=samples, progress=lambda done: progress.update(bar, completed=done)
+        )
+        progress.update(bar, completed=samples)
+    job = JobSpec(name="demo", dataset=str(dataset), batch_size=batch_size, pipeline=PIPELINE, seed=1, tail="pad")
+    plan = EpochPlan(samples, batch_size, job.seed, 0, job.shuffle, job.tail)
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-demo-") as run_dir,
+        Cluster(Path(run_dir), workers=workers) as cluster,
+        _progress(console) as progress,
+    ):
+        result, killed = _run(progress, cluster, job, out)
+        lanes_moved = _lanes_moved(cluster, job.name)
+    dropped = 0 if job.tail == "pad" else samples - plan.batches * batch_size
+    facts = _facts(result, lanes_moved, dropped, batch_size)
+    _print_result(console, facts, killed, out)
+    return facts
+
+
+def _run(progress: Progress, cluster: Cluster, job: JobSpec, out: Path) -> tuple[RunResult, str]:
+    from headrace.testing.job_run import run_job
+
+    bars = [
+        progress.add_task(f"rank {rank} ({'forced gRPC' if choice == 'grpc' else choice})", total=None)
+        for rank, choice in enumerate(TRANSPORTS)
+    ]
+    killed: list[str] = []
+
+    def on_step(event: StepEvent) -> None:
+        progress.update(bars[event.rank], total=EPOCHS * event.steps, completed=event.epoch * event.steps + event.step)
+        if not killed and event.epoch == EPOCHS - 1 and event.step >= event.steps // 2:
+            killed.append(cluster.kill_worker(0))
+            new = cluster.add_worker(wait=False)
+            progress.console.print(
+                f"  epoch {event.epoch}, step {event.step}: killed worker {killed[0]} (SIGKILL), started {new}"
+            )
+
+    result = run_job(
+        job,
+        cluster.addresses,
+        TRANSPORTS,
+        out / "ranks",
+        samples=_samples(cluster, job),
+        dropped=0,
+        epochs=EPOCHS,
+        deadline_s=300,
+        on_step=on_step,
+        sheet=[str(out / "contact_sheet.png"), ""],
+    )
+    return result, killed[0] if killed else ""
+
+
+def _lanes_moved(cluster: Cluster, job: str) -> int:
+    """As the coordinator's admin API has it."""
+    with urllib.request.urlopen(f"http://{cluster.coordinators[0].admin_address}/api/jobs/{job}", timeout=10) as answer:
+        return int(json.load(answer)["lanes_moved"])
+
+
+def _samples(cluster: Cluster, job: JobSpec) -> int:
+    """What the manifest says, read from its file: the audit's yardstick."""
+    return int(json.loads(Path(job.dataset).read_text())["samples"])
+
+
+def _facts(result: RunResult, lanes_moved: int, dropped: int, batch_size: int) -> dict[str, Any]:
+    audits = result.audits
+    return {
+        "audit_clean": result.clean,
+        "samples_expected": sum(audit.expected for audit in audits),
+        "samples_delivered": sum(audit.delivered for audit in audits),
+        "missing": sum(audit.missing for audit in audits),
+        "duplicated": sum(audit.duplicated for audit in audits),
+        "unread": sum(audit.unread for audit in audits),
+        "dropped": dropped * len(audits),
+        "padded": sum(audit.padded for audit in audits),
+        "substituted": sum(audit.substituted for audit in audits),
+        "lanes_moved": lanes_moved,
+        "batches_remade": sum(stats["remade"] for stats in result.stats),
+        "images_per_second": round(
+            sum(stats["images"] for stats in result.stats) / max(1e-9, *(stats["elapsed_s"] for stats in result.stats)), 1
+        ),
+        "ranks": [
+            {
+                "rank": rank,
+                "transport": stats["transport"],
+                "transport_reason": "; ".join(sorted({reason for _, reason in stats["transports"].values()})),
+                "steps": stats["batches"],
+                "images_per_second": round(stats["images_per_s"], 1),
+                "wait_s": round(stats["wait_s"], 3),
+                "wait_s_by_cause": {cause: round(seconds, 3) for cause, seconds in stats["wait_s_by_cause"].items()},
+            }
+            for rank, stats in enumerate(result.stats)
+        ],
+    }
+
+
+def _print_result(console: Console, facts: dict[str, Any], killed: str, out: Path) -> None:
+    from rich.table import Table
+
+    causes = [
+        cause
+        for cause in facts["ranks"][0]["wait_s_by_cause"]
+        if any(rank["wait_s_by_cause"][cause] >= 0.01 for rank in facts["ranks"])
+    ]
+    table = Table(title="Ranks", title_justify="left", title_style="bold")
+    for heading in ("rank", "transport", "why"):
+        table.add_column(heading)
+    for heading in ("steps", "images/s", "waited s", *causes):
+        table.add_column(heading, justify="right")
+    for rank in facts["ranks"]:
+        by_cause = [f"{rank['wait_s_by_cause'][cause]:.2f}" for cause in causes]
+        table.add_row(
+            str(rank["rank"]),
+            rank["transport"],
+            rank["transport_reason"],
+            str(rank["steps"]),
+            f"{rank['images_per_second']:.0f}",
+            f"{rank['wait_s']:.2f}",
+            *by_cause,
+        )
+    console.print(table)
+    audit = Table(
+        title="Audit: ids read from the pixels, against the manifest",
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+    )
+    audit.add_column()
+    audit.add_column(justify="right")
+    for name in (
+        "samples_expected",
+        "samples_delivered",
+        "missing",
+        "duplicated",
+        "unread",
+        "dropped",
+        "padded",
+        "substituted",
+    ):
+        audit.add_row(name.replace("_", " "), str(facts[name]))
+    audit.add_row("lanes moved", str(facts["lanes_moved"]))
+    audit.add_row("batches remade", str(facts["batches_remade"]))
+    console.print(audit)
+    verdict = (
+        "[bold green]clean[/]: every sample of each epoch exactly once" if facts["audit_clean"] else "[bold red]not clean[/]"
+    )
+    console.print(
+        f"Audit {verdict}, with worker {killed or '(none)'} killed. {facts['images_per_second']:.0f} images/s in all."
+    )
+    console.print(f"Contact sheet of one augmented batch: {out / 'contact_sheet.png'}")
+
+
+def _progress(console: Console) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("  {task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )

@@ -1,0 +1,359 @@
+"""The worker's scheduler: order, credit, fairness, leases lost on the way, bad samples, errors, draining.
+
+Ports, source and engine are small stand-ins here, since the scheduler is what is tested; the real ones meet it in
+tests/integration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from headrace.core.batch import OK, REASON_CODE, SUBSTITUTED, BatchMeta
+from headrace.core.credit import CreditWindow
+from headrace.core.epoch_plan import lane_count
+from headrace.core.errors import BatchFailed, HeadraceError, SessionSuperseded, SessionUnknown, SourceUnavailable, WorldMismatch
+from headrace.core.job import JobSpec, Session, Shuffle
+from headrace.core.pipeline_spec import PipelineSpec, Resize
+from headrace.wire import batch_meta, slot_format
+from headrace.worker.engines.protocol import RunResult, Sample
+from headrace.worker.producer import Producer
+from headrace.worker.sources.protocol import ReadBatch
+from headrace.worker.stats import WorkerStats
+from headrace.worker.work import Sessions, SessionWork
+
+BATCH = 4
+SAMPLES = 96
+
+
+class Source:
+    """Hands out each id's number as its bytes; ids in `bad` have none; ids in `gone` can't be read."""
+
+    samples = SAMPLES
+    manifest_hash = "m"
+
+    def __init__(self) -> None:
+        self.bad: set[int] = set()
+        self.gone: set[int] = set()
+
+    async def read(self, sample_ids: Sequence[int]) -> ReadBatch:
+        await asyncio.sleep(0)
+        if self.gone & set(sample_ids):
+            raise SourceUnavailable("the store is away", shard="s0")
+        samples = [
+            Sample(i, f"key{i}", None if i in self.bad else str(i).encode(), "corrupt" if i in self.bad else "none")
+            for i in sample_ids
+        ]
+        return ReadBatch(samples, np.array(sample_ids, np.int64) * 10, [], 8, 1)
+
+    async def close(self) -> None:
+        return None
+
+
+class Engine:
+    """Writes a row's id and its key's id, so that a test sees whose pixels and whose parameters a row has."""
+
+    def __init__(self) -> None:
+        self.run_s = 0.0
+        self.order: list[tuple[int, ...]] = []
+
+    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: memoryview) -> RunResult:
+        time.sleep(self.run_s)
+        rows = np.frombuffer(out, np.uint8).reshape(len(samples), -1)
+        reasons = np.zeros(len(samples), np.uint8)
+        for row, (sample, (_, planned)) in enumerate(zip(samples, keys, strict=True)):
+            if sample.data is None:
+                reasons[row] = REASON_CODE[sample.reason]
+            else:
+                rows[row, 0], rows[row, 1] = int(bytes(sample.data)), planned
+        if len(samples) > 1:
+            self.order.append(tuple(sample.sample_id for sample in samples))
+        return RunResult(reasons, 0.5, 0.5)
+
+    def close(self) -> None:
+        return None
+
+
+class Port:
+    """A rank that releases at once what it is given when `eager`."""
+
+    transport = "shm"
+
+    def __init__(self, producer: Producer, work: SessionWork, rank: int = 0, window: int = 3, eager: bool = True) -> None:
+        self.job, self.attempt = work.session.key
+        self.rank, self.window, self.eager = rank, window, eager
+        self._producer = producer
+        self._work = work
+        self._slots = [bytearray(work.slot_bytes) for _ in range(window)]
+        self._credit = CreditWindow(0, window, set())
+        self.closed = False
+        self.begun: list[int] = []
+        self.abandoned: list[int] = []
+        self.metas: dict[int, BatchMeta] = {}
+        self.pixels: dict[int, np.ndarray] = {}
+        self.errors: dict[int, HeadraceError] = {}
+
+    @property
+    def next_index(self) -> int:
+        return self._credit.next
+
+    def wants(self, index: int) -> bool:
+        return self._credit.wants(index)
+
+    def acquire(self, index: int) -> memoryview | None:
+        return memoryview(self._slots[index % self.window])
+
+    def started(self, index: int, token: int) -> None:
+        assert self.next_index <= index < self.next_index + self.window
+        self.begun.append(index)
+
+    def publish(self, index: int, token: int, total_bytes: int) -> None:
+        slot = memoryview(self._slots[index % self.window])
+        header = slot_format.read_header(slot)
+        assert (header.index, header.token, header.total_bytes) == (index, token, total_bytes)
+        self.metas[index] = batch_meta.decode_meta(bytes(slot[header.meta_offset : header.total_bytes]))
+        self.pixels[index] = np.frombuffer(slot_format.pixels(slot, header.pixel_bytes), np.uint8).reshape(BATCH, -1).copy()
+        self._credit.mark_made(index)
+        self._release()
+
+    def abandon(self, index: int) -> None:
+        self.abandoned.append(index)
+
+    def fail(self, index: int, error: HeadraceError) -> None:
+        self.errors[index] = error
+        self._credit.mark_made(index)
+        self._release()
+
+    def _release(self) -> None:
+        done = {*self.metas, *self.errors}
+        while self.eager and self._credit.next in done:
+            self._credit.advance(self._credit.next + 1)
+        asyncio.get_running_loop().call_soon(self._producer.advanced, self)
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.sessions = Sessions()
+        self.stats = WorkerStats(CollectorRegistry())
+        self.producer = Producer("w0", "fp", self.sessions, self.stats, batches_in_flight=3)
+        self.engine = Engine()
+        self.source = Source()
+
+    async def session(self, name: str = "train", world: int = 1, epochs: int = 1, policy: str = "substitute") -> SessionWork:
+        pipeline = PipelineSpec(ops=(Resize((2, 2)),), on_bad_sample=policy)  # type: ignore[arg-type]
+        job = JobSpec(
+            name,
+            "d",
+            BATCH,
+            pipeline,
+            seed=3,
+            shuffle=Shuffle(run=2, window=8),
+            samples=SAMPLES,
+            max_key_bytes=10,
+            manifest_hash="m",
+        )
+        lanes = lane_count(SAMPLES, BATCH)
+        work = SessionWork(Session(job, 1, world, 0, 0, epochs, 3, lanes), self.engine, self.source)
+        work.set_leases({lane: 100 + lane for lane in range(lanes)})
+        await self.sessions.put(work)
+        return work
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    rig = Rig()
+    task = asyncio.create_task(rig.producer.run())
+    yield rig
+    await rig.producer.drain(5)
+    rig.producer.close()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition, deadline_s: float = 10.0) -> None:  # type: ignore[no-untyped-def]
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.002)  # noqa: ASYNC110
+
+
+async def test_makes_the_whole_epoch_in_order_and_stops(rig: Rig) -> None:
+    port = Port(rig.producer, await rig.session())
+    rig.producer.opened(port)
+    await until(lambda: len(port.metas) == SAMPLES // BATCH)
+    assert port.begun == sorted(port.begun)
+    ids = np.concatenate([port.metas[i].sample_ids for i in range(SAMPLES // BATCH)])
+    assert sorted(ids) == list(range(SAMPLES))
+    await asyncio.sleep(0.02)
+    assert len(port.begun) == SAMPLES // BATCH  # nothing past the last epoch
+    meta = port.metas[0]
+    assert meta.labels is not None
+    assert meta.labels.tolist() == (meta.sample_ids * 10).tolist()
+    assert meta.keys == [f"key{i}" for i in meta.sample_ids]
+    times = list(meta.milestones.values())
+    assert times == sorted(times)
+    assert len(times) == 7
+
+
+async def test_a_rank_that_releases_nothing_holds_the_worker_at_its_window_and_no_other_rank(rig: Rig) -> None:
+    work = await rig.session(world=2)
+    stalled, running = Port(rig.producer, work, rank=0, eager=False), Port(rig.producer, work, rank=1)
+    rig.producer.opened(stalled)
+    rig.producer.opened(running)
+    await until(lambda: len(running.metas) == SAMPLES // BATCH // 2)
+    assert sorted(stalled.begun) == [0, 1, 2]
+
+
+async def test_only_leased_lanes_are_made_and_new_leases_wake_it(rig: Rig) -> None:
+    work = await rig.session()
+    lanes = dict(work.leases)
+    work.set_leases({})
+    port = Port(rig.producer, work)
+    rig.producer.opened(port)
+    await asyncio.sleep(0.02)
+    assert port.begun == []
+    work.set_leases({lane: lease.token for lane, lease in lanes.items()})
+    rig.producer.leases_changed()
+    await until(lambda: len(port.metas) == SAMPLES // BATCH)
+
+
+async def test_a_batch_whose_lease_moved_meanwhile_is_not_handed_over(rig: Rig) -> None:
+    work = await rig.session()
+    rig.engine.run_s = 0.05
+    port = Port(rig.producer, work)
+    rig.producer.opened(port)
+    await until(lambda: bool(rig.engine.order) or bool(port.begun))
+    work.set_leases({lane: lease.token + 1000 for lane, lease in work.leases.items()})
+    rig.engine.run_s = 0.0
+    rig.producer.leases_changed()
+    await until(lambda: len(port.metas) == SAMPLES // BATCH)
+    assert port.abandoned
+    assert all(meta.token >= 1100 for meta in port.metas.values())
+
+
+async def test_two_jobs_share_the_engine_whatever_their_order(rig: Rig) -> None:
+    rig.engine.run_s = 0.004
+    first = Port(rig.producer, await rig.session("train", epochs=0), window=6)
+    rig.producer.opened(first)
+    await until(lambda: len(first.metas) > 10)
+    before = len(first.metas)
+    second = Port(rig.producer, await rig.session("eval", epochs=0), window=2)
+    rig.producer.opened(second)
+    await until(lambda: len(second.metas) >= 20)
+    # Equal engine time: neither gets much more than the other, though one came late and has a smaller window.
+    assert 10 <= len(first.metas) - before <= 40
+    first.closed = second.closed = True
+
+
+async def test_bad_samples_are_substituted_by_good_ones_under_the_planned_parameters(rig: Rig) -> None:
+    rig.source.bad = {5, 17, 40, 41, 42}
+    port = Port(rig.producer, await rig.session())
+    rig.producer.opened(port)
+    await until(lambda: len(port.metas) == SAMPLES // BATCH)
+    substituted = 0
+    for index, meta in port.metas.items():
+        for row in range(BATCH):
+            planned, source = int(meta.sample_ids[row]), int(meta.source_ids[row])
+            assert port.pixels[index][row, 0] == source
+            assert port.pixels[index][row, 1] == planned
+            assert meta.keys[row] == f"key{source}"
+            if planned in rig.source.bad:
+                substituted += 1
+                assert source in meta.sample_ids
+                assert source not in rig.source.bad
+                assert (meta.status[row], meta.reasons[row]) == (SUBSTITUTED, REASON_CODE["corrupt"])
+            else:
+                assert (source, meta.status[row], meta.reasons[row]) == (planned, OK, 0)
+    assert substituted == len(rig.source.bad)
+
+
+async def test_substitutes_do_not_depend_on_when_or_by_whom_the_batch_is_made() -> None:
+    chosen = []
+    for _ in range(2):
+        rig = Rig()
+        rig.source.bad = {5, 17, 40, 41, 42}
+        task = asyncio.create_task(rig.producer.run())
+        port = Port(rig.producer, await rig.session(), window=1 + len(chosen) * 4)
+        rig.producer.opened(port)
+        await until(lambda port=port: len(port.metas) == SAMPLES // BATCH)  # type: ignore[misc]
+        chosen.append({index: meta.source_ids.tolist() for index, meta in port.metas.items()})
+        await rig.producer.drain(5)
+        rig.producer.close()
+        await task
+    assert chosen[0] == chosen[1]
+
+
+@pytest.mark.parametrize("policy", ["substitute", "fail"])
+async def test_a_batch_that_cannot_be_made_is_told_with_its_sample(rig: Rig, policy: str) -> None:
+    work = await rig.session(policy=policy)
+    planned = work.batch_samples(work.plan.locate(0, 1)).sample_ids.tolist()  # type: ignore[arg-type]
+    rig.source.bad = set(planned) if policy == "substitute" else {planned[2]}
+    port = Port(rig.producer, work)
+    rig.producer.opened(port)
+    await until(lambda: len(port.metas) + len(port.errors) == SAMPLES // BATCH)
+    assert list(port.errors) == [1]
+    error = port.errors[1]
+    assert isinstance(error, BatchFailed)
+    assert error.ids["sample"] in rig.source.bad
+    assert error.ids["job"] == "train"
+
+
+async def test_a_failed_read_is_never_substituted(rig: Rig) -> None:
+    rig.source.gone = {7}
+    port = Port(rig.producer, await rig.session())
+    rig.producer.opened(port)
+    await until(lambda: len(port.metas) + len(port.errors) == SAMPLES // BATCH)
+    assert [type(error) for error in port.errors.values()] == [SourceUnavailable]
+    assert all((meta.status == OK).all() for meta in port.metas.values())
+
+
+async def test_draining_finishes_what_was_begun_and_begins_nothing(rig: Rig) -> None:
+    rig.engine.run_s = 0.02
+    port = Port(rig.producer, await rig.session())
+    rig.producer.opened(port)
+    await until(lambda: len(port.begun) >= 2)
+    await rig.producer.drain(5)
+    begun = len(port.begun)
+    assert len(port.metas) == begun
+    rig.producer.advanced(port)
+    await asyncio.sleep(0.05)
+    assert len(port.begun) == begun
+
+
+async def test_admission(rig: Rig) -> None:
+    work = await rig.session()
+    assert await rig.producer.admit("train", 1, 0, "n") == (work.slot_bytes, 3)
+    with pytest.raises(WorldMismatch):
+        await rig.producer.admit("train", 1, 1, "n")
+    with pytest.raises(SessionUnknown):
+        await rig.producer.admit("train", 2, 0, "n")
+    newer = SessionWork(Session(work.session.job, 2, 1, 0, 0, 1, 3, work.session.lanes), rig.engine, rig.source)
+    await rig.sessions.put(newer)
+    with pytest.raises(SessionSuperseded):
+        await rig.producer.admit("train", 1, 0, "n")
+
+
+async def test_a_waiting_hello_is_admitted_when_the_session_becomes_known(rig: Rig) -> None:
+    waiting = asyncio.create_task(rig.producer.admit("late", 1, 0, "n"))
+    await asyncio.sleep(0.02)
+    await rig.session("late")
+    assert (await waiting)[1] == 3
+
+
+async def test_an_overdue_head_is_reported_as_lagging(rig: Rig) -> None:
+    rig.engine.run_s = 0.3
+    work = await rig.session()
+    port = Port(rig.producer, work)
+    rig.producer.opened(port)
+    await until(lambda: bool(port.begun))
+    await until(lambda: bool(rig.producer.lagging(0.05)))
+    [(job, lane, behind_s)] = rig.producer.lagging(0.05)
+    position = work.plan.locate(0, 0)
+    assert position is not None
+    assert (job, lane) == ("train", position.lane)
+    assert behind_s >= 0.05
+    assert rig.producer.lagging(60) == []
