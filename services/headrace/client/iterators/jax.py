@@ -46,7 +46,7 @@ def as_arrays(stream: Stream, device: Any = None) -> Iterator[ArrayBatch]:
 
 
 def array_of(array: NDArray[Any], dtype: str) -> jax.Array:
-    """A jax array of an array of one of the pipeline's dtypes; copies once. numpy cannot lend bfloat16 by DLPack, so its bits go."""
+    """A jax array of an array of one of the pipeline's dtypes; copies once. numpy cannot lend bfloat16, so its bits go."""
     if dtype == "bfloat16":
         return jax.lax.bitcast_convert_type(_owned(array.view(np.uint16)), jnp.bfloat16)
     return _owned(array)
