@@ -19,6 +19,7 @@ settings.register_profile("thorough", max_examples=2000, **_COMMON)
 settings.load_profile(os.environ.get("HEADRACE_HYPOTHESIS_PROFILE", "ci"))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Give hypothesis our seed, unless the command line gave one."""
     if config.getoption("--hypothesis-seed", default=None) is None:
