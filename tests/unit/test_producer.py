@@ -177,8 +177,8 @@ async def rig() -> AsyncIterator[Rig]:
 
 async def until(condition, deadline_s: float = 10.0) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(deadline_s):
-        while not condition():
-            await asyncio.sleep(0.002)  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
 
 
 async def test_makes_the_whole_epoch_in_order_and_stops(rig: Rig) -> None:

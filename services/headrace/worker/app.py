@@ -18,14 +18,13 @@ from typing import Any
 import prometheus_client
 import structlog
 from prometheus_client import CollectorRegistry
-from pydantic import ValidationError
-from pydantic_settings import CliApp, SettingsError
 
 from headrace.core.errors import ConfigInvalid, PortInUse
 from headrace.core.job import Endpoint
 from headrace.telemetry import logging
 from headrace.telemetry.addresses import split_address
 from headrace.telemetry.parent import exit_with_parent
+from headrace.telemetry.settings import load
 from headrace.wire.malloc import tune_malloc
 from headrace.worker.engines import registry
 from headrace.worker.lease_loop import Identity, LeaseLoop
@@ -46,14 +45,11 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 def main(argv: list[str]) -> None:
     """Run a worker from command-line arguments; returns after a clean drain. Raises HeadraceError, for the caller to print."""
-    try:
-        settings = CliApp.run(WorkerSettings, cli_args=argv)
-    except (ValidationError, SettingsError) as error:
-        raise ConfigInvalid(f"worker settings: {error}; see `headrace worker --help`") from error
+    settings = load(WorkerSettings, argv, "headrace worker")
     if settings.exit_with_parent:
         exit_with_parent()
     tune_malloc()
-    logging.configure("worker", settings.log_format, settings.log_level, worker=settings.name)
+    logging.configure("worker", settings.log_format, settings.log_level, worker=settings.worker_id)
     asyncio.run(run(settings))
 
 
@@ -64,11 +60,11 @@ async def run(settings: WorkerSettings) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     stats = WorkerStats(CollectorRegistry())
-    engine = registry.create(settings.engine, settings.threads)
+    engine = registry.create(settings.engine, settings.cores)
     sessions = Sessions()
-    producer = Producer(settings.name, engine.fingerprint, sessions, stats, settings.batches_in_flight)
+    producer = Producer(settings.worker_id, engine.fingerprint, sessions, stats, settings.batches_in_flight)
     toolbox = Toolbox(engine, open_source)
-    register = RankRegister(producer, worker=settings.name)
+    register = RankRegister(producer, worker=settings.worker_id)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(producer.close)
         stack.push_async_callback(toolbox.keep_only, set())
@@ -80,17 +76,17 @@ async def run(settings: WorkerSettings) -> None:
             await local_server.start()
             stack.push_async_callback(local_server.close, 1.0)
         _serve_metrics(settings.metrics_address, stats.registry, stack)
-        endpoint = Endpoint(settings.name, uuid.uuid4().hex, _node(), _advertised(settings, grpc_server.port), socket_path)
+        endpoint = Endpoint(settings.worker_id, uuid.uuid4().hex, _node(), _advertised(settings, grpc_server.port), socket_path)
         leases = LeaseLoop(
             settings.coordinator.split(","),
-            Identity(endpoint, engine, settings.threads),
+            Identity(endpoint, engine, settings.cores),
             sessions=sessions,
             producer=producer,
             toolbox=toolbox,
             stats=stats,
         )
         stack.push_async_callback(leases.close)
-        log.info("worker_ready", grpc=endpoint.grpc, socket=socket_path, engine=engine.fingerprint, threads=settings.threads)
+        log.info("worker_ready", grpc=endpoint.grpc, socket=socket_path, engine=engine.fingerprint, threads=settings.cores)
         heartbeats = asyncio.create_task(leases.run(), name="heartbeats")
         production = asyncio.create_task(producer.run(), name="producer")
         stopped = asyncio.create_task(stop.wait(), name="stop")
@@ -127,7 +123,7 @@ def _local_server(settings: WorkerSettings, register: RankRegister) -> tuple[Loc
         raise ConfigInvalid(
             f"socket_dir {directory} cannot be made: {error.strerror}; give another, or '' for no shared memory"
         ) from error
-    path = directory / f"{settings.name}.sock"
+    path = directory / f"{settings.worker_id}.sock"
     return LocalServer(register, path), str(path)
 
 

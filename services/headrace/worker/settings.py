@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
@@ -27,9 +28,9 @@ class WorkerSettings(BaseSettings):
         "127.0.0.1:7300", description="Coordinators as host:port, several separated by commas; any replica serves."
     )
     name: str = Field(
-        default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="Id of this worker in logs, metrics and lane tables; unique in the fleet.",
+        "",
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$",
+        description="Id of this worker in logs, metrics and lane tables, unique in the fleet; empty: host name and a random part.",
     )
     grpc_address: str = Field(
         "0.0.0.0:7310", description="host:port on which batches are served to other nodes; port 0 takes a free one."
@@ -45,20 +46,12 @@ class WorkerSettings(BaseSettings):
     engine: Literal["cpu", "null"] = Field(
         "cpu", description="What decodes and augments. `null` leaves pixels as they are: for measuring overhead."
     )
-    threads: int = Field(
-        default_factory=lambda: len(os.sched_getaffinity(0)),
-        ge=1,
-        le=1024,
-        description="Threads that decode; default: the cores this process may use.",
-    )
+    threads: int = Field(0, ge=0, le=1024, description="Threads that decode; 0: one for each core this process may use.")
     batches_in_flight: int = Field(
         3,
         ge=1,
         le=64,
         description="Batches being read or decoded at a time; one decodes on all threads, the others are read ahead.",
-    )
-    source_deadline_s: float = Field(
-        60.0, gt=0, description="How long a read may take, retries included, before the job fails."
     )
     drain_deadline_s: float = Field(
         30.0, gt=0, description="After SIGTERM, how long batches in flight may take before the process leaves anyway."
@@ -70,3 +63,13 @@ class WorkerSettings(BaseSettings):
         "info", description="The least severe lines that are logged."
     )
     exit_with_parent: bool = Field(False, description="End when the process that started this one ends.")
+
+    @cached_property
+    def worker_id(self) -> str:
+        """The name, or one made up once."""
+        return self.name or f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
+
+    @property
+    def cores(self) -> int:
+        """Threads that decode, resolved."""
+        return self.threads or len(os.sched_getaffinity(0))

@@ -1,0 +1,35 @@
+"""How every service reads its settings: flags, then HEADRACE_* variables, and nothing unknown."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliApp, SettingsError
+
+from headrace.core.errors import ConfigInvalid
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+def load(cls: type[S], argv: list[str], command: str) -> S:
+    """Settings from command-line arguments and the environment. Raises ConfigInvalid for an unknown or impossible one.
+
+    A misspelt flag is refused by the parser; a misspelt variable would be overlooked by it, so it is looked for here.
+    """
+    prefix = cls.model_config.get("env_prefix", "")
+    known = {f"{prefix}{name}".upper() for name in cls.model_fields}
+    for variable in sorted(os.environ):
+        if variable.upper().startswith(prefix) and variable.upper() not in known:
+            near = difflib.get_close_matches(variable.upper(), known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigInvalid(f"unknown variable {variable}{hint} (`{command} --help` lists all)", setting=variable)
+    try:
+        return CliApp.run(cls, cli_args=argv)
+    except ValidationError as error:
+        lines = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
+        raise ConfigInvalid(f"{lines} (see `{command} --help`)", setting=str(error.errors()[0]["loc"][0])) from error
+    except SettingsError as error:
+        raise ConfigInvalid(f"{error} (see `{command} --help`)") from error
