@@ -32,6 +32,7 @@ def test_a_line_has_time_level_event_and_all_ids(capsys: pytest.CaptureFixture[s
         structlog.get_logger().info("batch_published", index=7)
     structlog.get_logger().info("outside")
     inside, outside = _lines(capsys)
+    assert list(inside)[:3] == ["timestamp", "level", "event"]
     assert str(inside.pop("timestamp")).endswith("Z")
     expected = {"service": "worker", "worker": "w1", "job": "imagenet", "rank": 3, "index": 7, "event": "batch_published"}
     assert inside == {**expected, "level": "info"}

@@ -48,7 +48,7 @@ def configure(service: str, format: Format = "auto", level: str = "info", **ids:
     if console:
         render.append(structlog.dev.ConsoleRenderer(colors=True, pad_event_to=24))
     else:
-        render += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        render += [structlog.processors.format_exc_info, _readable_order, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=render))
     _route_standard_library(handler, level)
@@ -78,6 +78,12 @@ def _with_ids(ids: dict[str, str | int]) -> Processor:
         return {**ids, **event}
 
     return add
+
+
+def _readable_order(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """What a person looks for comes first, also in JSON."""
+    first = {key: event[key] for key in ("timestamp", "level", "event") if key in event}
+    return {**first, **event}
 
 
 def _errors_as_text(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
