@@ -107,7 +107,7 @@ def counter(name: str, registry: CollectorRegistry) -> Counter:
     import prometheus_client
 
     metric = _of_type(name, "counter")
-    prometheus_client.disable_created_metrics()  # a second series for each, of no use here
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series each, of no use
     return prometheus_client.Counter(name, metric.help, metric.labels, registry=registry)
 
 
@@ -124,7 +124,7 @@ def histogram(name: str, registry: CollectorRegistry) -> Histogram:
     import prometheus_client
 
     metric = _of_type(name, "histogram")
-    prometheus_client.disable_created_metrics()  # a second series for each, of no use here
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series each, of no use
     return prometheus_client.Histogram(name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)
 
 
