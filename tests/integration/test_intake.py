@@ -1,0 +1,526 @@
+"""The intake against producers on real sockets, by shared memory and by gRPC through a real fetcher process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from headrace.client.transports.intake import ThreadIntake
+from headrace.client.transports.protocol import TransportChoice
+from headrace.core.errors import (
+    BatchFailed,
+    HeadraceError,
+    ProtocolMismatch,
+    SessionSuperseded,
+    TransportUnavailable,
+    WaitTimeout,
+)
+from headrace.core.job import Session
+from headrace.wire import messages, slot_format
+from tests.integration.fake_worker import (
+    NODE,
+    Connection,
+    FakeWorker,
+    LocalConnection,
+    RemoteConnection,
+    Tables,
+    pattern,
+    small_session,
+)
+
+DEADLINE_S = 20.0
+RUNGS: list[TransportChoice] = ["shm", "grpc"]
+
+
+class Bench:
+    """Workers, intakes and tables of one test; all closed at its end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.session = small_session()
+        self.workers: list[FakeWorker] = []
+        self.intakes: list[ThreadIntake] = []
+        self.tables = Tables(self.session)
+
+    def use(self, session: Session) -> None:
+        self.session = session
+        self.tables = Tables(session)
+
+    def worker(self, name: str = "w0", **options: object) -> FakeWorker:
+        worker = FakeWorker(self.session, self.directory, name, **options)  # type: ignore[arg-type]
+        self.workers.append(worker)
+        return worker
+
+    def intake(self, transport: TransportChoice = "shm", rank: int = 0, start_index: int = 0) -> ThreadIntake:
+        intake = ThreadIntake(self.session, rank, f"nonce-{rank}", NODE, transport=transport, start_index=start_index)
+        self.intakes.append(intake)
+        return intake
+
+    def close(self) -> None:
+        for intake in self.intakes:
+            intake.close()
+        for worker in self.workers:
+            worker.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()
+
+
+def eat(intake: ThreadIntake, indexes: range, *, deadline_s: float = DEADLINE_S) -> list[str]:
+    """Take, check and release; returns who made each."""
+    workers = []
+    for index in indexes:
+        taken = intake.take(index, deadline_s)
+        pixels = slot_format.pixels(taken.slot, taken.header.pixel_bytes)
+        assert pixels.readonly
+        assert bytes(pixels) == pattern(index, taken.header.pixel_bytes), index
+        pixels.release()
+        assert taken.index == taken.meta.index == index
+        workers.append(taken.meta.worker)
+        del taken, pixels
+        intake.release(index + 1)
+    return workers
+
+
+def take_in_vain(intake: ThreadIntake, index: int, deadline_s: float) -> threading.Thread:
+    """A thread whose take must raise."""
+
+    def run() -> None:
+        with pytest.raises(HeadraceError):
+            intake.take(index, deadline_s)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+def test_batches_of_two_workers_come_in_order(bench: Bench, transport: TransportChoice) -> None:
+    one, two = bench.worker("w1"), bench.worker("w2")
+    intake = bench.intake(transport)
+    intake.update(bench.tables.give(one, two))
+    assert set(eat(intake, range(40))) == {"w1", "w2"}
+    status = intake.status()
+    assert {rung for rung, _ in status.transports.values()} == {transport}
+    assert (status.refused, status.remade, status.awaited) == (0, 0, "")
+
+
+def test_auto_takes_shared_memory_here_and_grpc_elsewhere_and_says_why(bench: Bench) -> None:
+    here, there, silent = bench.worker("here"), bench.worker("there", node="node-b"), bench.worker("silent")
+    silent.path.unlink()
+    intake = bench.intake("auto")
+    intake.update(bench.tables.give(here, there, silent))
+    assert set(eat(intake, range(12))) == {"here", "there", "silent"}
+    transports = intake.status().transports
+    assert transports["here"] == ("shm", "cuda_ipc: no CUDA engine in this worker")
+    assert transports["there"][0] == "grpc" and "another node" in transports["there"][1]
+    assert transports["silent"][0] == "grpc" and "No such file" in transports["silent"][1]
+
+
+@pytest.mark.parametrize(("transport", "node"), [("shm", "node-b"), ("cuda_ipc", NODE)])
+def test_a_demanded_rung_that_cannot_be_had_is_an_error(bench: Bench, transport: TransportChoice, node: str) -> None:
+    intake = bench.intake(transport)
+    intake.update(bench.tables.give(bench.worker("far", node=node)))
+    with pytest.raises(TransportUnavailable) as error:
+        intake.take(0, DEADLINE_S)
+    assert error.value.worker == "far" and error.value.reason
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+def test_ready_batches_of_a_killed_worker_stay_and_the_rest_comes_from_the_new_owner(
+    bench: Bench, transport: TransportChoice
+) -> None:
+    one, two = bench.worker("w1"), bench.worker("w2")
+    intake = bench.intake(transport)
+    intake.update(bench.tables.give(one))
+    eat(intake, range(2))
+    first = intake.take(2, DEADLINE_S)
+    until(lambda: one.made[-1][1] == 4, "the window is made")
+    intake.take(4, DEADLINE_S)
+    one.kill()
+    intake.update(bench.tables.give(two))
+    until(lambda: len(two.hellos) > 0, "connected to the new owner")
+    assert two.hellos[0].have == (2, 3, 4) and two.hellos[0].next == 2
+    assert bytes(slot_format.pixels(first.slot, first.header.pixel_bytes)) == pattern(2, first.header.pixel_bytes)
+    del first
+    assert eat(intake, range(2, 12)) == ["w1"] * 3 + ["w2"] * 7
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+def test_stale_tokens_are_refused_and_an_owner_that_came_back_makes_the_batch_again(
+    bench: Bench, transport: TransportChoice
+) -> None:
+    worker = bench.worker()
+    intake = bench.intake(transport)
+    table = bench.tables.give(worker)
+    assert worker.lanes is not None
+    worker.lanes = dict.fromkeys(worker.lanes, 0)  # it has not heard of its newest lease
+    intake.update(table)
+    until(lambda: intake.status().refused >= 1, "refused")
+    with pytest.raises(WaitTimeout):
+        intake.take(0, 0.2)
+    worker.lanes = dict.fromkeys(worker.lanes, 1)
+    eat(intake, range(10))
+    assert len(worker.hellos) > 1, "what was refused is wanted again: a new connection says so"
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+def test_duplicates_keep_the_first(bench: Bench, transport: TransportChoice) -> None:
+    one, two = bench.worker("w1"), bench.worker("w2")
+    table = bench.tables.give(one, two)
+    one.lanes = two.lanes = dict.fromkeys(range(bench.session.lanes), 1)  # both make everything
+    intake = bench.intake(transport)
+    intake.update(table)
+    eat(intake, range(40))
+    assert intake.status().refused == 0
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+def test_begun_under_one_lease_and_delivered_under_another_counts_as_remade(bench: Bench, transport: TransportChoice) -> None:
+    one, two = bench.worker("w1"), bench.worker("w2")
+    begun = threading.Event()
+
+    def only_start(connection: Connection, index: int, token: int) -> bool:
+        if not begun.is_set():
+            connection.send(messages.Started(index, token))
+            begun.set()
+        return True
+
+    one.on_make = only_start
+    intake = bench.intake(transport)
+    intake.update(bench.tables.give(one))
+    assert begun.wait(DEADLINE_S)
+    with pytest.raises(WaitTimeout, match="w1 STARTED it"):
+        intake.take(0, 0.5)
+    one.kill()
+    intake.update(bench.tables.give(two))
+    assert set(eat(intake, range(5))) == {"w2"}
+    assert intake.status().remade == 1
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+def test_a_larger_window_reconnects_and_keeps_what_is_ready(bench: Bench, transport: TransportChoice) -> None:
+    worker = bench.worker()
+    intake = bench.intake(transport)
+    intake.update(bench.tables.give(worker))
+    kept = intake.take(2, DEADLINE_S)
+    bench.tables.window = 8
+    intake.update(bench.tables.table())
+    until(lambda: len(worker.made) == 8 + (worker.hellos[-1].have != (0, 1, 2)), "the larger window is made")
+    assert worker.hellos[-1].window == 8
+    assert bytes(slot_format.pixels(kept.slot, kept.header.pixel_bytes)) == pattern(2, kept.header.pixel_bytes)
+    del kept
+    eat(intake, range(30))
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+def test_refusals_that_may_pass_are_tried_again_and_others_reach_the_trainer(bench: Bench, transport: TransportChoice) -> None:
+    worker = bench.worker()
+    worker.refuse = [messages.Refuse("session_unknown", "not heard of it yet", {})] * 3
+    intake = bench.intake(transport)
+    intake.update(bench.tables.give(worker))
+    eat(intake, range(3))
+    assert len(worker.hellos) == 4
+    worker.refuse = [messages.Refuse("session_superseded", "attempt 1 began", {"attempt": 1})]
+    for connection in worker.connections:
+        connection.cut()
+    with pytest.raises(SessionSuperseded, match="attempt 1 began"):
+        for index in range(3, 100):
+            intake.take(index, DEADLINE_S)
+            intake.release(index + 1)
+
+
+def test_a_wait_names_index_position_owner_and_connection(bench: Bench) -> None:
+    worker = bench.worker()
+    intake = bench.intake()
+    with pytest.raises(WaitTimeout, match="coordinator has not said"):
+        intake.take(0, 0.0)
+    worker.held = {1}
+    intake.update(bench.tables.give(worker))
+    eat(intake, range(1))
+    position = worker.plan.locate(0, 1)
+    assert position is not None
+    text = rf"index 1 \(epoch 0, step 1, batch 1, lane {position.lane}\).*worker w0, which holds the lane since"
+    with pytest.raises(WaitTimeout, match=text + ".*nobody has STARTED.*shm up since"):
+        intake.take(1, 0.1)
+    waiter = take_in_vain(intake, 1, 1.0)
+    until(lambda: "waiting since" in intake.status().awaited, "status says who is awaited")
+    waiter.join()
+    worker.held = set()
+    bench.tables.give(None)
+    worker.kill()
+    intake.update(bench.tables.table())
+    with pytest.raises(WaitTimeout, match="nobody holds the lane since"):
+        intake.take(5, 0.3)
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+def test_failed_raises_the_workers_error_until_another_lease_tries(bench: Bench, transport: TransportChoice) -> None:
+    one, two = bench.worker("w1"), bench.worker("w2")
+
+    def fail(connection: Connection, index: int, token: int) -> bool:
+        if index == 1:
+            connection.credit.mark_made(index)
+            connection.send(messages.Failed(index, "batch_failed", "all samples are bad", {"shard": "a.tar"}))
+        return index == 1
+
+    one.on_make = fail
+    intake = bench.intake(transport)
+    intake.update(bench.tables.give(one))
+    eat(intake, range(1))
+    with pytest.raises(BatchFailed, match="all samples are bad") as error:
+        intake.take(1, DEADLINE_S)
+    assert (error.value.shard, error.value.index, error.value.worker) == ("a.tar", 1, "w1")
+    intake.update(bench.tables.give(two))
+    assert "w2" in eat(intake, range(1, 5))
+
+
+def wrong_slot(connection: Connection, index: int, token: int) -> None:
+    connection.write(index, token, connection.worker.batch(0, index + 1, token))
+
+
+def wrong_job(connection: Connection, index: int, token: int) -> None:
+    connection.write(index, token, connection.worker.batch(0, index, token, job="other"))
+
+
+def garbage(connection: Connection, index: int, token: int) -> None:
+    data = b"\xff\x00 nonsense"
+    connection.peer.send(data) if isinstance(connection, LocalConnection) else connection.put(data)  # type: ignore[attr-defined]
+
+
+def out_of_window(connection: Connection, index: int, token: int) -> None:
+    connection.write(index + 1000 * connection.slots, token, connection.batch(index, token))
+
+
+def oversize(connection: Connection, index: int, token: int) -> None:
+    if isinstance(connection, LocalConnection):
+        connection.send(messages.Ready(index, token, connection.generation, connection.worker.slot_bytes + 1))
+    else:
+        connection.write(index, token, bytes(1 << 21))
+
+
+def bad_sum(connection: Connection, index: int, token: int) -> None:
+    content = connection.batch(index, token)
+    if isinstance(connection, RemoteConnection):
+        for data in connection.chunks(index, token, content):
+            connection.put(data)
+        connection.send(messages.Ready(index, token, connection.generation, len(content), 12345))
+    else:
+        content = bytearray(content)
+        content[-1] ^= 1
+        connection.write(index, token, bytes(content))
+
+
+def cut_half_way(connection: Connection, index: int, token: int) -> None:
+    if isinstance(connection, RemoteConnection):
+        connection.put(messages.chunk_header(index, token, 0, 100) + bytes(100))
+    connection.cut()
+
+
+def unexpected(connection: Connection, index: int, token: int) -> None:
+    connection.send(messages.Next(5))
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+@pytest.mark.parametrize(
+    "misdeed", [wrong_slot, wrong_job, garbage, out_of_window, oversize, bad_sum, cut_half_way, unexpected]
+)
+def test_a_misdeed_costs_a_connection_but_no_batch(
+    bench: Bench, transport: TransportChoice, misdeed: Callable[[Connection, int, int], None]
+) -> None:
+    worker = bench.worker()
+    done: set[int] = set()
+
+    def once(connection: Connection, index: int, token: int) -> bool:
+        if index not in (2, 7) or index in done:
+            return False
+        done.add(index)
+        connection.credit.mark_made(index)
+        connection.send(messages.Started(index, token))
+        misdeed(connection, index, token)
+        return True
+
+    worker.on_make = once
+    intake = bench.intake(transport)
+    intake.update(bench.tables.give(worker))
+    eat(intake, range(20))
+    assert done == {2, 7} and len(worker.hellos) >= 3
+
+
+def test_a_worker_that_keeps_sending_something_else_is_named(bench: Bench) -> None:
+    worker = bench.worker()
+
+    def always(connection: Connection, index: int, token: int) -> bool:
+        connection.credit.mark_made(index)
+        wrong_job(connection, index, token)
+        return True
+
+    worker.on_make = always
+    intake = bench.intake()
+    intake.update(bench.tables.give(worker))
+    with pytest.raises(ProtocolMismatch, match="3 times") as error:
+        intake.take(0, DEADLINE_S)
+    assert error.value.worker == "w0"
+
+
+@pytest.mark.parametrize("fault", ["truncated", "unsealed", "protocol"])
+def test_a_slab_that_cannot_be_trusted_is_not_mapped(bench: Bench, fault: str) -> None:
+    worker = bench.worker()
+    worker.truncate_to = 4096 if fault == "truncated" else None
+    worker.held = set(range(400))
+    worker.seal = fault == "protocol"
+    worker.protocol = 9000 if fault == "protocol" else messages.PROTOCOL
+    intake = bench.intake()
+    intake.update(bench.tables.give(worker))
+    expected = {"truncated": "has 4096 bytes", "unsealed": "not sealed against shrinking", "protocol": "speaks protocol 9.0"}
+    with pytest.raises(WaitTimeout, match=expected[fault]):
+        intake.take(0, 0.7)
+
+
+@pytest.mark.parametrize("moment", ["idle", "mid-batch"])
+def test_a_killed_fetcher_is_started_again_and_loses_nothing(bench: Bench, moment: str) -> None:
+    bench.use(small_session(side=256, batch_size=4))
+    worker = bench.worker()
+    worker.chunk_bytes = 64 * 1024
+    killed: list[int] = []
+
+    def kill(connection: RemoteConnection, index: int, number: int) -> None:
+        if not killed and (index == 6 and number == 5 if moment == "mid-batch" else index == 7):
+            pids = [child.pid for child in psutil.Process().children()]
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            killed.extend(pids)
+
+    worker.on_chunk = kill
+    intake = bench.intake("grpc")
+    intake.update(bench.tables.give(worker))
+    eat(intake, range(20))
+    assert len(killed) == 1 and len(worker.hellos) == 2
+    assert [child.pid for child in psutil.Process().children()] != killed
+
+
+def test_an_old_owner_that_still_sends_does_not_disturb_the_new_ones_batch(bench: Bench) -> None:
+    bench.use(small_session(side=256, batch_size=4))
+    old, new = bench.worker("old"), bench.worker("new")
+    old.chunk_bytes = new.chunk_bytes = 64 * 1024
+    half, go_on = threading.Event(), threading.Event()
+
+    def pause(connection: RemoteConnection, index: int, number: int) -> None:
+        if number == 4 and index == 0:
+            half.set()
+            go_on.wait(DEADLINE_S)
+
+    old.on_chunk = pause
+    intake = bench.intake("grpc")
+    table = bench.tables.give(old)
+    intake.update(table)
+    assert half.wait(DEADLINE_S)
+    for lane in range(bench.session.lanes):
+        bench.tables.move(lane, new)
+    intake.update(bench.tables.table())
+    until(lambda: any(index == 0 for _, index, _ in new.made), "the new owner made it")
+    go_on.set()
+    assert set(eat(intake, range(10))) == {"new"}
+    assert intake.status().remade >= 1
+
+
+def test_a_worker_that_owns_nothing_any_more_is_left(bench: Bench) -> None:
+    one, two = bench.worker("w1"), bench.worker("w2")
+    intake = bench.intake()
+    intake.update(bench.tables.give(one))
+    eat(intake, range(3))
+    intake.update(bench.tables.give(two))
+    eat(intake, range(3, 12))
+    until(lambda: one.connections[0].peer.fileno() == -1, "the old connection ends")  # type: ignore[attr-defined]
+    made = len(one.made)
+    eat(intake, range(12, 20))
+    assert len(one.made) == made
+
+
+def test_fail_ends_a_running_take_and_later_ones(bench: Bench) -> None:
+    intake = bench.intake()
+    threading.Timer(0.1, intake.fail, [SessionSuperseded("a later attempt began", attempt=1)]).start()
+    for _ in range(2):
+        with pytest.raises(SessionSuperseded):
+            intake.take(0, DEADLINE_S)
+
+
+def test_a_view_kept_past_its_release_stays_mapped_until_it_goes(bench: Bench) -> None:
+    one, two = bench.worker("w1"), bench.worker("w2")
+    intake = bench.intake()
+    intake.update(bench.tables.give(one))
+    taken = intake.take(0, DEADLINE_S)
+    kept = np.frombuffer(taken.slot, np.uint8)
+    del taken
+    one.kill()
+    intake.update(bench.tables.give(two))
+    eat(intake, range(3))
+    intake.close()
+    assert kept[slot_format.PIXEL_OFFSET] == pattern(0, 1)[0]
+    assert "fake-slab" in Path("/proc/self/maps").read_text()
+    del kept
+    gc.collect()
+    until(lambda: "fake-slab" not in Path("/proc/self/maps").read_text(), "unmapped with the last array")
+
+
+def traces() -> tuple[int, set[str], int, int]:
+    """(descriptors, our threads, children, mappings of slabs)."""
+    gc.collect()
+    process = psutil.Process()
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    maps = [line for line in lines if "memfd:headrace" in line or "fake-slab" in line]
+    threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("headrace")}
+    return process.num_fds(), threads, len(process.children()), len(maps)
+
+
+@pytest.mark.parametrize("ending", ["clean", "killed worker", "killed fetcher", "while waiting"])
+def test_close_leaves_nothing(tmp_path: Path, ending: str) -> None:
+    warm = Bench(tmp_path)  # what libraries open once and keep is not a leak
+    warm.worker("warm")
+    warm.close()
+    before = traces()
+    bench = Bench(tmp_path)
+    local, remote = bench.worker("w1"), bench.worker("w2", node="node-b")
+    intake = bench.intake("auto")
+    intake.update(bench.tables.give(local, remote))
+    eat(intake, range(6))
+    held = intake.take(6, DEADLINE_S)
+    if ending == "killed worker":
+        local.kill()
+    if ending == "killed fetcher":
+        psutil.Process().children()[0].kill()
+    if ending == "while waiting":
+        local.held = remote.held = set(range(1000))
+        waiter = take_in_vain(intake, 399, DEADLINE_S)
+        until(lambda: intake.status().awaited != "", "waiting")
+    intake.close()
+    intake.close()
+    if ending == "while waiting":
+        waiter.join(DEADLINE_S)
+    with pytest.raises(HeadraceError, match="closed"):
+        intake.take(7, 1.0)
+    del held
+    bench.close()
+    after = traces()
+    assert after[1:] == before[1:]
+    assert after[0] <= before[0]
