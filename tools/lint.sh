@@ -11,6 +11,6 @@ say "ruff"
 say "mypy --strict"
 "$bin/mypy" --no-error-summary
 say "directions of imports"
-"$bin/lint-imports" --no-logo >.venv/lint-imports.log 2>&1 || { cat .venv/lint-imports.log >&2; die "an import goes the wrong way"; }
+"$bin/lint-imports" --no-logo --no-cache >.venv/lint-imports.log 2>&1 || { cat .venv/lint-imports.log >&2; die "an import goes the wrong way"; }
 say "protocol files"
 (cd proto && "$bin/buf" lint)

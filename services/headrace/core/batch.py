@@ -63,7 +63,8 @@ class BatchMeta:
     @property
     def mask(self) -> NDArray[np.bool_]:
         """bool[B], False where padded."""
-        return self.status != PADDED
+        mask: NDArray[np.bool_] = self.status != PADDED
+        return mask
 
 
 # Order of the worker's milestones of a batch; core.starvation turns their differences into causes.

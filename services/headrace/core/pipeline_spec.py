@@ -337,8 +337,8 @@ def _validate(spec: PipelineSpec) -> None:
             raise SpecInvalid(f"ops[{i}] is not an operation: {op!r}", field=f"ops[{i}]")
         _validate_op(op, f"ops[{i}]({OP_NAMES[type(op)]})")
     _ = spec.out_size
-    last = max(i for i, op in enumerate(spec.ops) if isinstance(op, GEOMETRIC))
-    if isinstance(spec.ops[last], Resize) and isinstance(spec.ops[last].size, int):
+    last = next(op for op in reversed(spec.ops) if isinstance(op, GEOMETRIC))
+    if isinstance(last, Resize) and isinstance(last.size, int):
         raise SpecInvalid(
             "the last geometric operation must fix both sides: end with a crop or a resize to a pair", field="ops"
         )

@@ -196,7 +196,7 @@ def decode(data: bytes | memoryview) -> Message:
     raise ProtocolMismatch(f"unknown data plane message type {kind} of {len(view)} bytes")
 
 
-def _decode_json(cls: type, text: bytes) -> Any:
+def _decode_json(cls: type[Message], text: bytes) -> Message:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -206,7 +206,8 @@ def _decode_json(cls: type, text: bytes) -> Any:
         raise ProtocolMismatch(f"{cls.__name__} message has wrong fields")
     for name, kind in expected.items():
         value = fields[name]
-        if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and not 0 <= value < 2**64):
+        out_of_range = isinstance(value, int) and not 0 <= value < 2**64
+        if not isinstance(value, kind) or isinstance(value, bool) or out_of_range:
             raise ProtocolMismatch(f"{cls.__name__}.{name} has a wrong type or range")
     if cls is Hello:
         have = fields["have"]

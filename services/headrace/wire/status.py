@@ -78,8 +78,8 @@ def error_from_rpc(error: grpc.RpcError) -> HeadraceError:
     """
     detail = _detail(error)
     if detail is not None:
-        ids: Ids = {key: value for key, value in (*detail.text_ids.items(), *detail.number_ids.items()) if key not in _RESERVED}
-        return from_code(detail.code, detail.message, ids)
+        ids: Ids = {**detail.text_ids, **detail.number_ids}
+        return from_code(detail.code, detail.message, {key: value for key, value in ids.items() if key not in _RESERVED})
     code = error.code() if callable(getattr(error, "code", None)) else None
     text = error.details() if callable(getattr(error, "details", None)) else str(error)
     if not isinstance(code, grpc.StatusCode):
