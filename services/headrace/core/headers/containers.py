@@ -179,7 +179,7 @@ def _boxes_complete(data: bytes) -> bool:
     at = 0
     for _ in range(MAX_ITEMS):
         if at + 8 > len(data):
-            return at >= len(data)
+            return at == len(data)
         size = int.from_bytes(data[at : at + 4], "big")
         if size == 1:
             size = int.from_bytes(data[at + 8 : at + 16], "big")

@@ -17,7 +17,7 @@ import numpy as np
 import PIL
 import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError, features
+from PIL import AvifImagePlugin, Image, UnidentifiedImageError, features
 
 from headrace.core.image_header import ImageHeader, check, read_header
 from headrace.core.pipeline_spec import Decode
@@ -26,6 +26,8 @@ Pixels: TypeAlias = NDArray[np.uint8]
 
 # The size limit is ours, per job and from the header; Pillow's is one number a process.
 Image.MAX_IMAGE_PIXELS = None
+# One image is one thread's work, as with all formats.
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 _PILLOW_NAMES = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF", "avif": "AVIF"}
 _TURBO_SAMPLING = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)}
@@ -95,9 +97,11 @@ def decode_rgb(probed: Probe, decode: Decode) -> Pixels:
     except _DAMAGE as error:
         reason = "truncated" if "truncated" in str(error).lower() or isinstance(error, EOFError) else "corrupt"
         raise BadImage(reason, str(error)) from error
-    if rgb.shape != (header.height, header.width, 3):
-        raise BadImage("corrupt", f"the header says {header.height} by {header.width} pixels, the data {rgb.shape}")
-    return orient(rgb, header.orientation)
+    # Pillow turns TIFF by itself.
+    size = header.oriented_size if header.format == "tiff" else (header.height, header.width)
+    if rgb.shape != (*size, 3):
+        raise BadImage("corrupt", f"the header says {size} pixels, the data {rgb.shape}")
+    return rgb if header.format == "tiff" else orient(rgb, header.orientation)
 
 
 def _is_turbo(header: ImageHeader) -> bool:
@@ -135,7 +139,7 @@ def _decode_pillow(data: bytes, header: ImageHeader, decode: Decode) -> Pixels:
         raise BadImage("truncated", "only a JPEG of usual sampling can be decoded though cut")
     try:
         with Image.open(io.BytesIO(data), formats=[_PILLOW_NAMES[header.format]]) as image:
-            if image.size != (header.width, header.height):
+            if image.width * image.height > decode.max_pixels:
                 raise BadImage("corrupt", f"the header says {header.width} by {header.height} pixels, the decoder {image.size}")
             image.load()
             return _to_rgb(image, decode.background)
@@ -148,13 +152,13 @@ def _to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Pixels:
     if image.mode in _SIXTEEN_BITS:
         high = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)
         return np.repeat(high[..., None], 3, axis=2)
-    if image.mode in ("I", "F"):
-        raise BadImage("unsupported", f"pixels of mode {image.mode} have no stated range")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         flat = Image.new("RGB", image.size, background)
         flat.paste(rgba, mask=rgba.getchannel("A"))
         return np.asarray(flat)
+    if image.mode not in ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr"):
+        raise BadImage("unsupported", f"no rule makes RGB of mode {image.mode}")
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
