@@ -16,7 +16,7 @@ find_python() {
 }
 
 make_venv() {
-  python=$(find_python) || die "no Python >= 3.11 found; install one and run: make ${MAKECMDGOALS:-demo} PYTHON=/path/to/python3"
+  python=$(find_python) || die "no Python >= 3.11 found; install one, or run make with PYTHON=/path/to/python3"
   if ! "$python" -c 'import ensurepip' >/dev/null 2>&1; then
     # Debian ships the module apart, named after the version, and python3-venv stands for the default one.
     package=python3-venv
@@ -26,13 +26,15 @@ make_venv() {
   say "making .venv with $("$python" --version 2>&1)"
   rm -rf .venv
   "$python" -m venv .venv || die "python -m venv failed, see above"
+  pwd >.venv/.headrace-home
 }
 
 # A .venv that was moved, or whose Python was removed or upgraded, does not run: make it anew.
-.venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
+home=$(cat .venv/.headrace-home 2>/dev/null || pwd)
+[ "$home" = "$(pwd)" ] && .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
 
 stamp=.venv/.headrace-$extras
-wanted="$(cksum <pyproject.toml) $(pwd)"
+wanted=$(cksum <pyproject.toml)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
   exit 0
 fi
