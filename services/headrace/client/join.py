@@ -8,19 +8,11 @@ from contextlib import suppress
 from headrace.client.link import Identity
 from headrace.client.options import StreamOptions
 from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc, until
-from headrace.core.errors import HeadraceError, RankClaimed, SessionSuperseded, WaitTimeout
+from headrace.core.errors import HeadraceError, JobUnknown, RankClaimed, SessionSuperseded, StateMismatch, WaitTimeout
 from headrace.core.job import JobSpec, Session, StreamState
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.messages import PROTOCOL
-
-
-def open_job(rpc: CoordinatorRpc, spec: JobSpec, world: int, deadline_s: float) -> JobSpec:
-    """Open a job; returns it as recorded. Raises JobMismatch, ManifestMissing, NoSteps, ..., CoordinatorUnavailable."""
-    request = pb.OpenJobRequest(protocol=PROTOCOL, job=convert.job_to_proto(spec), world=world)
-    answer = until(deadline_s, lambda: rpc.call("OpenJob", request))
-    assert answer is not None
-    return convert.job_from_proto(answer.job)
 
 
 # A rank's holder may have died a moment ago, and a session that was being formed may have been given up. Where the
@@ -28,11 +20,24 @@ def open_job(rpc: CoordinatorRpc, spec: JobSpec, world: int, deadline_s: float) 
 _MAY_PASS = (RankClaimed, SessionSuperseded)
 
 
+def open_job(rpc: CoordinatorRpc, spec: JobSpec, world: int, deadline_s: float) -> JobSpec:
+    """Open a job; returns it as recorded. Raises JobMismatch, ManifestMissing, NoSteps, ..., CoordinatorUnavailable."""
+    request = _open_request(spec, world)
+    answer = until(deadline_s, lambda: rpc.call("OpenJob", request))
+    assert answer is not None
+    return convert.job_from_proto(answer.job)
+
+
+def _open_request(spec: JobSpec, world: int) -> pb.OpenJobRequest:
+    return pb.OpenJobRequest(protocol=PROTOCOL, job=convert.job_to_proto(spec), world=world)
+
+
 class Joining:
     """One rank's claim, repeated until all ranks have come."""
 
     def __init__(self, rpc: CoordinatorRpc, job: JobSpec, options: StreamOptions, identity: Identity) -> None:
         self._rpc = rpc
+        self._job = job
         self._options = options
         self._automatic = options.fixed_attempt == 0
         self._awaited: tuple[int, ...] = ()
@@ -55,6 +60,9 @@ class Joining:
             if session is None:
                 raise self._timed_out(time.monotonic() - begun_s)
             return session
+        except StateMismatch:
+            # The claim stays until it lapses, so that the other ranks are told the same and don't wait for this one.
+            raise
         except BaseException:
             self.give_back()
             raise
@@ -62,6 +70,10 @@ class Joining:
     def _poll(self) -> Session | None:
         try:
             answer = self._rpc.call("JoinSession", self._request)
+        except JobUnknown:
+            # It was opened a moment ago, so the store has lost it.
+            self._rpc.call("OpenJob", _open_request(self._job, self._options.world))
+            return None
         except _MAY_PASS:
             if self._automatic:
                 self._request.id.attempt = 0
