@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace.core.errors import SpecInvalid
 from headrace.core.permutation import permute, permute_rows
 from headrace.core.rng import key
 
@@ -74,3 +75,9 @@ def test_neighbours_part_and_keys_give_unrelated_orders():
     assert np.count_nonzero(first == np.arange(size)) < 20
     assert np.count_nonzero(np.abs(np.diff(first)) == 1) < 20
     assert abs(np.corrcoef(np.arange(size), first)[0, 1]) < 6.5 / size**0.5
+
+
+@pytest.mark.parametrize("position", [-1, 10, 2**62])
+def test_a_position_outside_is_refused_and_never_walks_for_ever(position):
+    with pytest.raises(SpecInvalid):
+        permute(key("outside"), 10, np.array([3, position]))

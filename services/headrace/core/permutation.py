@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.errors import SpecInvalid
 from headrace.core.rng import Key, words
 
 MAX_SIZE = 2**53
@@ -30,8 +31,11 @@ def permute_rows(key: Key, ids: NDArray[np.int64], sizes: NDArray[np.int64], pos
     """The same with a permutation of its own for every row: number ids[i], of [0, sizes[i]).
 
     ids, sizes: int64[B] or int64[1]; positions: int64[B], positions[i] in [0, sizes[i]). Different ids give unrelated
-    permutations.
+    permutations. Raises SpecInvalid for a position outside.
     """
+    if ((positions < 0) | (positions >= sizes)).any():
+        # Such a position lies on no cycle, and the walk below might never end.
+        raise SpecInvalid("a position lies outside what is permuted", field="positions")
     numbers, rows = np.unique(ids, return_inverse=True)
     round_keys = words(key, numbers, ROUNDS).T[:, rows.ravel()]
     lefts = np.ceil(np.sqrt(sizes.astype(np.float64))).astype(np.uint64)
