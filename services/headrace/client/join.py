@@ -14,7 +14,6 @@ from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.messages import PROTOCOL
 
-
 # A rank's holder may have died a moment ago, and a session that was being formed may have been given up. Where the
 # coordinator numbers the attempts, asking again is right until the deadline.
 _MAY_PASS = (RankClaimed, SessionSuperseded)
