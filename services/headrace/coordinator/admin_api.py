@@ -1,0 +1,236 @@
+"""Health, metrics and a read-only view of jobs and workers over HTTP. OpenAPI at /docs and /openapi.json."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Literal
+
+from fastapi import FastAPI, HTTPException, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+
+from headrace.coordinator.board import Board
+from headrace.coordinator.instruments import Instruments, members_of
+from headrace.coordinator.ledger import Ledger
+from headrace.core.errors import HeadraceError
+from headrace.core.events import JobState
+from headrace.core.records import RankRecord, WorkerRecord
+
+
+class Health(BaseModel):
+    """Whether the service can do its work; why not, if not."""
+
+    status: Literal["ok", "unavailable"]
+    reason: str = ""
+
+
+class Rank(BaseModel):
+    """One rank of the newest attempt. Counts and seconds are totals of the session."""
+
+    rank: int
+    live: bool
+    left: bool
+    node: str
+    transport: str
+    consumed: int
+    committed: int
+    elapsed_s: float
+    wait_s: float
+    wait_s_by_cause: dict[str, float]
+    recent_starvation_ratio: float
+    batches_remade: int
+
+
+class Lane(BaseModel):
+    """Who holds a lane; worker is empty while nobody does."""
+
+    lane: int
+    worker: str
+    token: int
+
+
+class BadSampleView(BaseModel):
+    """A sample that could not be used."""
+
+    epoch: int
+    sample: int
+    key: str
+    reason: str
+
+
+class JobSummary(BaseModel):
+    """A job that is open."""
+
+    job: str
+    attempt: int
+    formed: bool
+    world: int
+    ranks_live: int
+    lanes: int
+    lanes_unowned: int
+    fingerprint: str
+
+
+class JobView(JobSummary):
+    """A job in full."""
+
+    dataset: str
+    manifest_hash: str
+    plan_hash: str
+    samples: int
+    batch_size: int
+    epoch: int
+    first: int
+    epochs: int
+    window: int
+    lanes_moved: int
+    batches_remade: int
+    ranks: list[Rank]
+    lane_owners: list[Lane]
+    bad_samples: list[BadSampleView]
+    bad_samples_total: int
+
+
+class WorkerView(BaseModel):
+    """A worker that is remembered."""
+
+    worker: str
+    live: bool
+    draining: bool
+    grpc: str
+    node: str
+    fingerprint: str
+    ops: list[str]
+    samples_per_s: float
+    threads: int
+    lanes_by_job: dict[str, int]
+
+
+def build(board: Board, ledger: Ledger, instruments: Instruments) -> FastAPI:
+    """The application; all handlers run on the coordinator's event loop."""
+    app = FastAPI(title="Headrace coordinator", version=metadata.version("headrace"))
+
+    @app.get("/healthz")
+    async def healthz() -> Health:
+        """The process is alive."""
+        return Health(status="ok")
+
+    @app.get("/readyz", responses={503: {"model": Health}})
+    async def readyz(response: Response) -> Health:
+        """The store answers, and all jobs were read once."""
+        try:
+            await ledger.store.ping()
+        except HeadraceError as error:
+            response.status_code = 503
+            return Health(status="unavailable", reason=error.message)
+        if not board.loaded:
+            response.status_code = 503
+            return Health(status="unavailable", reason="jobs are still being read from the store")
+        return Health(status="ok")
+
+    @app.get("/metrics", response_class=Response)
+    async def scrape() -> Response:
+        """Prometheus' text format."""
+        return Response(generate_latest(instruments.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/api/jobs")
+    async def list_jobs() -> list[JobSummary]:
+        """All open jobs."""
+        return [_summary(board, state) for state in board.jobs() if state.job is not None]
+
+    @app.get("/api/jobs/{job}", responses={404: {"description": "No such job is open."}, 503: {"description": "No store."}})
+    async def show_job(job: str) -> JobView:
+        """One job: session, ranks, lanes, bad samples."""
+        state = board.job(job)
+        if state is None or state.job is None:
+            raise HTTPException(404, f"no job {job} is open; GET /api/jobs lists those that are")
+        try:
+            return await _view(board, ledger, state)
+        except HeadraceError as error:
+            raise HTTPException(503, error.message) from error
+
+    @app.get("/api/workers")
+    async def list_workers() -> list[WorkerView]:
+        """All workers that live or died a short time ago."""
+        return [_worker(board, record) for record in board.workers()]
+
+    return app
+
+
+def _summary(board: Board, state: JobState) -> JobSummary:
+    assert state.job is not None
+    session = state.session
+    return JobSummary(
+        job=state.name,
+        attempt=session.attempt if session else 0,
+        formed=bool(session and session.formed),
+        world=session.world if session else 0,
+        ranks_live=sum(record.alive(board.now_us()) for record in members_of(state).values()),
+        lanes=session.lanes if session else 0,
+        lanes_unowned=(session.lanes - sum(1 for lane in state.lanes.values() if lane.owner)) if session else 0,
+        fingerprint=state.job.spec.fingerprint,
+    )
+
+
+async def _view(board: Board, ledger: Ledger, state: JobState) -> JobView:
+    assert state.job is not None
+    spec, session, members = state.job.spec, state.session, members_of(state)
+    bad, beyond = await ledger.bad_samples(state.name)
+    return JobView(
+        **_summary(board, state).model_dump(),
+        dataset=_without_password(spec.dataset),
+        manifest_hash=spec.manifest_hash,
+        plan_hash=spec.plan_hash,
+        samples=spec.samples,
+        batch_size=spec.batch_size,
+        epoch=session.epoch if session else 0,
+        first=session.first if session else 0,
+        epochs=session.epochs if session else 0,
+        window=session.window if session else 0,
+        lanes_moved=session.lanes_moved if session else 0,
+        batches_remade=sum(record.remade for record in members.values()),
+        ranks=[_rank(board, state.name, rank, record) for rank, record in members.items()],
+        lane_owners=[Lane(lane=n, worker=lane.owner, token=lane.token) for n, lane in sorted(state.lanes.items())],
+        bad_samples=[BadSampleView(epoch=b.epoch, sample=b.sample, key=b.key, reason=b.reason) for b in bad],
+        bad_samples_total=len(bad) + beyond,
+    )
+
+
+def _without_password(address: str) -> str:
+    scheme, mark, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}" if mark else address
+
+
+def _rank(board: Board, job: str, rank: int, record: RankRecord) -> Rank:
+    return Rank(
+        rank=rank,
+        live=record.alive(board.now_us()),
+        left=record.left,
+        node=record.node,
+        transport=record.transport,
+        consumed=record.consumed,
+        committed=record.committed,
+        elapsed_s=record.elapsed_s,
+        wait_s=record.wait_s,
+        wait_s_by_cause=dict(record.waits),
+        recent_starvation_ratio=board.recent.ratio(job, rank, record),
+        batches_remade=record.remade,
+    )
+
+
+def _worker(board: Board, record: WorkerRecord) -> WorkerView:
+    name = record.endpoint.worker
+    held = {job.name: sum(1 for lane in job.lanes.values() if lane.owner == name) for job in board.jobs()}
+    return WorkerView(
+        worker=name,
+        live=record.alive(board.now_us()),
+        draining=record.draining,
+        grpc=record.endpoint.grpc,
+        node=record.endpoint.node,
+        fingerprint=record.fingerprint,
+        ops=list(record.ops),
+        samples_per_s=record.samples_per_s,
+        threads=record.threads,
+        lanes_by_job={job: count for job, count in held.items() if count},
+    )

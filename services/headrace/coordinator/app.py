@@ -1,0 +1,94 @@
+"""The coordinator's process: builds everything, serves until SIGTERM, leaves. One event loop, no threads of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from headrace.coordinator import admin_api, store_redis
+from headrace.coordinator.board import Board
+from headrace.coordinator.grpc_api import CoordinatorService, HeartbeatRules, Manifests
+from headrace.coordinator.instruments import BoardCollector, Instruments
+from headrace.coordinator.ledger import Ledger
+from headrace.coordinator.serve import AdminServer, GrpcServer
+from headrace.coordinator.settings import CoordinatorSettings
+from headrace.coordinator.store import Store
+from headrace.coordinator.store_memory import MemoryStore
+from headrace.datasets.manifest import load_manifest
+from headrace.telemetry import logging
+from headrace.telemetry.parent import exit_with_parent
+from headrace.telemetry.settings import load
+
+log = structlog.get_logger()
+
+_HEALTH_S = 0.5
+_GRACE_S = 1.0
+
+
+def main(argv: list[str]) -> None:
+    """Run a coordinator from command-line arguments; returns after SIGTERM. Raises HeadraceError, for the caller to print."""
+    settings = load(CoordinatorSettings, argv, "headrace coordinator")
+    if settings.exit_with_parent:
+        exit_with_parent()
+    logging.configure("coordinator", settings.log_format, settings.log_level)
+    asyncio.run(run(settings))
+
+
+async def run(settings: CoordinatorSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises PortInUse or ConfigInvalid. A store that is down is waited for, not an error."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        store: Store = MemoryStore() if settings.store == "memory://" else _redis(settings)
+        stack.push_async_callback(store.close)
+        instruments = Instruments(CollectorRegistry())
+        ledger = Ledger(store, settings.rules, instruments)
+        board = Board(ledger, settings.tick_s)
+        instruments.registry.register(BoardCollector(board))
+        manifests = Manifests(load_manifest, settings.manifest_cache_s)
+        beats = HeartbeatRules(settings.heartbeat_s, settings.worker_ttl_s)
+        server = GrpcServer(CoordinatorService(ledger, board, manifests, beats, instruments), settings.grpc_address)
+        await server.tell_health(False)
+        await server.start()
+        stack.push_async_callback(server.close, _GRACE_S)
+        admin_port = 0
+        if settings.admin_address:
+            admin = AdminServer(admin_api.build(board, ledger, instruments), settings.admin_address)
+            await admin.start()
+            stack.push_async_callback(admin.close)
+            admin_port = admin.port
+        log.info("coordinator_ready", grpc_port=server.port, admin_port=admin_port)
+        await _serve(board, server, stop)
+        log.info("coordinator_stopping")
+
+
+def _redis(settings: CoordinatorSettings) -> Store:
+    return store_redis.connect(settings.store, settings.store_prefix, settings.store_deadline_s)
+
+
+async def _serve(board: Board, server: GrpcServer, stop: asyncio.Event) -> None:
+    passes = asyncio.create_task(board.run(), name="passes")
+    health = asyncio.create_task(_follow_health(board, server), name="health")
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    tasks = {passes, health, stopped}
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done - {stopped}:
+        task.result()  # a loop ended by itself: its error is the process's
+
+
+async def _follow_health(board: Board, server: GrpcServer) -> None:
+    told: bool | None = None
+    while True:
+        if told != board.healthy:
+            told = board.healthy
+            await server.tell_health(told)
+        await asyncio.sleep(_HEALTH_S)

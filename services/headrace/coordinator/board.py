@@ -1,0 +1,214 @@
+"""What this replica knows of all jobs: one snapshot a job, shared by all its watchers, and the ticks that keep it current.
+
+A pass loads the fleet and then each job in one round trip, ticks it, and wakes watchers where something changed. Passes
+come every `tick_s`, at once after this replica's own writes, and on hints of other replicas. One event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import structlog
+
+from headrace.coordinator.instruments import Recent, members_of
+from headrace.coordinator.ledger import Fleet, Ledger
+from headrace.core.errors import HeadraceError, StoreUnavailable
+from headrace.core.events import JobState, Tick
+from headrace.core.job import LaneTable
+from headrace.core.records import WorkerRecord
+from headrace.core.tick import active
+
+log = structlog.get_logger()
+
+# Jobs that nobody uses are looked at once in so many passes; whoever begins to use one says so by a hint.
+_IDLE_PASSES = 10
+_BAD_PASSES = 10
+_JOBS_AT_ONCE = 16
+_HINT_PAUSE_S = 1.0
+# A flood of hints must not become a flood of passes.
+_LEAST_PAUSE_S = 0.02
+_FORGET_WORKERS_US = 600_000_000
+
+
+class Board:
+    """See the module. `run` must run; all else may be called at any time on the same loop."""
+
+    def __init__(self, ledger: Ledger, tick_s: float) -> None:
+        self._ledger = ledger
+        self._tick_s = tick_s
+        self._jobs: dict[str, JobState] = {}
+        self._fleet = Fleet(0, {}, frozenset())
+        self._clock_offset_us = 0
+        self._wake = asyncio.Event()
+        self._woken: set[str] = set()
+        self._changed: dict[str, asyncio.Event] = {}
+        self._passing = asyncio.Lock()
+        self._passes = 0
+        self._failing_since_s: float | None = None
+        self.loaded = False
+        self.recent = Recent()
+        self.bad_reasons: dict[str, Counter[str]] = {}
+        ledger.on_change = self.wake
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def now_us(self) -> int:
+        """The store's clock, as last seen and carried on by ours."""
+        return time.monotonic_ns() // 1000 + self._clock_offset_us
+
+    def jobs(self) -> Iterator[JobState]:
+        """All jobs, by name."""
+        return iter([self._jobs[name] for name in sorted(self._jobs)])
+
+    def job(self, name: str) -> JobState | None:
+        """One job's newest snapshot."""
+        return self._jobs.get(name)
+
+    def workers(self) -> list[WorkerRecord]:
+        """All workers that are remembered, by name."""
+        return [self._fleet.workers[name] for name in sorted(self._fleet.workers)]
+
+    def live_workers(self) -> list[WorkerRecord]:
+        """Workers whose heartbeats are in time."""
+        return [worker for worker in self.workers() if worker.alive(self.now_us())]
+
+    def lane_table(self, job: JobState) -> LaneTable:
+        """A job's lane table; its version is the store's time, so that it grows whatever replica one asks."""
+        assert job.session is not None
+        lanes = [job.lanes.get(number) for number in range(job.session.lanes)]
+        owners = tuple(lane.owner if lane and lane.owner in job.workers else "" for lane in lanes)
+        endpoints = {owner: job.workers[owner].endpoint for owner in set(owners) if owner}
+        tokens = tuple(lane.token if lane else 0 for lane in lanes)
+        return LaneTable(self.now_us(), job.session.window, owners, tokens, endpoints)
+
+    async def changed(self, name: str, timeout_s: float) -> None:
+        """Wait for the next pass that changed a job's snapshot, or for the timeout."""
+        event = self._changed.setdefault(name, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(event.wait(), timeout_s)
+
+    # --- passes -------------------------------------------------------------------------------------------------------
+
+    def wake(self, job: str) -> None:
+        """Have a pass look at a job soon."""
+        self._woken.add(job)
+        self._wake.set()
+
+    async def refresh(self, job: str | None = None) -> None:
+        """Make a pass now: over one job, or over all. Raises StoreUnavailable."""
+        async with self._passing:
+            self._fleet = await self._ledger.fleet()
+            self._clock_offset_us = self._fleet.now_us - time.monotonic_ns() // 1000
+            names = self._due() if job is None else {job}
+            gate = asyncio.Semaphore(_JOBS_AT_ONCE)
+            results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
+            _tell_failures(dict(zip(names, results, strict=True)))
+            if job is None:
+                self._end_pass()
+                if self._passes % 100 == 0:
+                    await self._ledger.forget_workers(self._fleet, _FORGET_WORKERS_US)
+
+    async def run(self) -> None:
+        """Make passes for ever; a store that is away is waited for, and told once."""
+        hints = asyncio.create_task(self._listen(), name="hints")
+        try:
+            while True:
+                due = time.monotonic() + self._tick_s
+                self._woken.clear()
+                await self._pass_or_tell()
+                while time.monotonic() < due:
+                    await asyncio.sleep(_LEAST_PAUSE_S)
+                    # Only the waiting is cut short, never a request to the store.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._wake.wait(), max(0.0, due - time.monotonic()))
+                    self._wake.clear()
+                    while self._woken:
+                        await self._pass_or_tell(self._woken.pop())
+        finally:
+            hints.cancel()
+            await asyncio.gather(hints, return_exceptions=True)
+
+    async def _pass_or_tell(self, job: str | None = None) -> None:
+        try:
+            await self.refresh(job)
+        except HeadraceError as error:
+            if self._failing_since_s is None:
+                self._failing_since_s = time.monotonic()
+                log.warning("store_lost", error=str(error), note="tried again at every tick; leases are kept")
+        else:
+            if self._failing_since_s is not None:
+                log.info("store_found", after_s=round(time.monotonic() - self._failing_since_s, 1))
+                self._failing_since_s = None
+
+    @property
+    def healthy(self) -> bool:
+        """True once all jobs were read, and while the store answers."""
+        return self.loaded and self._failing_since_s is None
+
+    def _due(self) -> set[str]:
+        if self._passes % _IDLE_PASSES == 0:
+            return set(self._fleet.jobs)
+        return {name for name in self._fleet.jobs if name not in self._jobs or self._in_use(self._jobs[name])}
+
+    def _in_use(self, job: JobState) -> bool:
+        if job.session is None:
+            return False
+        return any(lane.owner for lane in job.lanes.values()) or active(
+            job.session, job.ranks, self.now_us(), self._ledger.rules
+        )
+
+    async def _pass_over(self, name: str, gate: asyncio.Semaphore) -> None:
+        async with gate:
+            outcome = await self._ledger.update(name, Tick(0), workers=self._fleet.workers)
+        before, state = self._jobs.get(name), outcome.state
+        if state.job is None and state.session is None:
+            self._jobs.pop(name, None)
+        else:
+            self._jobs[name] = state
+        for rank, record in members_of(state).items():
+            self.recent.note(name, rank, record)
+        if name in self.bad_reasons and self._passes % _BAD_PASSES:
+            pass
+        elif state.session is not None:
+            self.bad_reasons[name] = Counter(bad.reason for bad in (await self._ledger.bad_samples(name))[0])
+        if before is None or _seen_by_watchers(before) != _seen_by_watchers(state):
+            self._changed.pop(name, asyncio.Event()).set()
+
+    def _end_pass(self) -> None:
+        self._passes += 1
+        self.loaded = True
+        for name in self._jobs.keys() - self._fleet.jobs:
+            del self._jobs[name]
+            self.bad_reasons.pop(name, None)
+        self.recent.keep({(job.name, rank, r.nonce) for job in self._jobs.values() for rank, r in members_of(job).items()})
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async for job in self._ledger.store.hints():
+                    self.wake(job)
+            except StoreUnavailable:
+                pass  # told by the passes, which need the same store
+            await asyncio.sleep(_HINT_PAUSE_S)
+
+
+def _tell_failures(results: Mapping[str, object]) -> None:
+    """One job that cannot be ticked must not stop the others. Raises StoreUnavailable if that is why."""
+    for job, result in results.items():
+        if isinstance(result, StoreUnavailable):
+            raise result
+        if isinstance(result, HeadraceError):
+            log.warning("tick_failed", job=job, error=str(result))
+        elif isinstance(result, BaseException):
+            log.error("tick_failed", job=job, exc_info=result)
+
+
+def _seen_by_watchers(job: JobState) -> object:
+    """What a watcher must be told of when it changes. Endpoints only change with a worker's incarnation, and so with lanes."""
+    ranks = {rank: (record.attempt, record.nonce) for rank, record in job.ranks.items()}
+    named = frozenset(lane.owner for lane in job.lanes.values() if lane.owner in job.workers)
+    return job.session, job.lanes, ranks, named

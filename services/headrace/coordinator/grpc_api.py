@@ -1,0 +1,297 @@
+"""The coordinator's gRPC service: requests in, events applied, answers out. Logic is in the rules, not here.
+
+Every HeadraceError becomes a gRPC status with its ErrorDetail; anything else is logged with its trace and answered as the
+base class, so that no client hangs on our bugs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from headrace.coordinator import requests
+from headrace.coordinator.board import Board
+from headrace.coordinator.instruments import Instruments
+from headrace.coordinator.ledger import Ledger
+from headrace.core.errors import HeadraceError, ManifestInvalid, RankClaimed, WorldMismatch
+from headrace.core.events import Adopt, JobState, Joined, Observe, Open
+from headrace.core.job import JobSpec
+from headrace.core.join import superseded
+from headrace.core.records import WorkerRecord
+from headrace.wire import convert, status
+from headrace.wire.gen import coordinator_service_pb2 as pb
+from headrace.wire.gen import coordinator_service_pb2_grpc as pb_grpc
+from headrace.wire.messages import check_protocol
+
+log = structlog.get_logger()
+
+SERVICE = "headrace.v1.CoordinatorService"
+_WATCH_S = 1.0
+T = TypeVar("T")
+Context = Any  # grpc.aio.ServicerContext, generic in requests that differ by call
+
+
+class ManifestFacts(Protocol):
+    """What a job takes from its manifest; datasets.manifest.Manifest has it."""
+
+    @property
+    def hash(self) -> str: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def max_key_bytes(self) -> int: ...
+    @property
+    def max_label_bytes(self) -> int: ...
+    @property
+    def label_kind(self) -> str: ...
+    @property
+    def label_width(self) -> int: ...
+
+
+ReadManifest = Callable[[str], Awaitable[ManifestFacts]]
+
+
+class Manifests:
+    """Manifests by address, each read once in a while: all ranks open their job at about the same time."""
+
+    def __init__(self, read: ReadManifest, keep_s: float) -> None:
+        self._read = read
+        self._keep_s = keep_s
+        self._tasks: dict[str, tuple[float, asyncio.Task[ManifestFacts]]] = {}
+
+    async def get(self, address: str) -> ManifestFacts:
+        """Read a manifest, or wait for whoever does. Raises what reading raises; failures are not kept."""
+        now = time.monotonic()
+        for old in [key for key, (since, task) in self._tasks.items() if task.done() and now - since > self._keep_s]:
+            del self._tasks[old]
+        if address not in self._tasks:
+            self._tasks[address] = (now, asyncio.ensure_future(self._read(address)))
+        task = self._tasks[address][1]
+        try:
+            # Shielded: one caller that goes away must not end the others' read.
+            return await asyncio.shield(task)
+        finally:
+            if task.done() and (task.cancelled() or task.exception() is not None):
+                self._tasks.pop(address, None)
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRules:
+    """What workers are told."""
+
+    interval_s: float
+    ttl_s: float
+
+
+class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
+    """See the module. One event loop."""
+
+    def __init__(
+        self, ledger: Ledger, board: Board, manifests: Manifests, beats: HeartbeatRules, instruments: Instruments
+    ) -> None:
+        self._ledger = ledger
+        self._board = board
+        self._manifests = manifests
+        self._beats = beats
+        self._instruments = instruments
+
+    # --- the six calls ------------------------------------------------------------------------------------------------
+
+    async def OpenJob(self, request: pb.OpenJobRequest, context: Context) -> pb.OpenJobResponse:
+        """See the proto."""
+        return await self._answer(context, self._open(request))
+
+    async def JoinSession(self, request: pb.JoinSessionRequest, context: Context) -> pb.JoinSessionResponse:
+        """See the proto."""
+        return await self._answer(context, self._join(request))
+
+    async def WatchSession(self, request: pb.WatchSessionRequest, context: Context) -> AsyncIterator[pb.WatchSessionResponse]:
+        """See the proto."""
+        snapshots = self._watch(request)
+        while True:
+            try:
+                message = await anext(snapshots)
+            except HeadraceError as error:
+                await self._refuse(context, error)
+            except Exception:
+                log.exception("call_failed", job=request.id.job)
+                await self._failed(context)
+            yield message
+
+    async def ReportProgress(self, request: pb.ReportProgressRequest, context: Context) -> pb.ReportProgressResponse:
+        """See the proto."""
+        return await self._answer(context, self._report(request))
+
+    async def LeaveSession(self, request: pb.LeaveSessionRequest, context: Context) -> pb.LeaveSessionResponse:
+        """See the proto."""
+        return await self._answer(context, self._leave(request))
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
+        """See the proto."""
+        return await self._answer(context, self._heartbeat(request))
+
+    # --- how they are answered ----------------------------------------------------------------------------------------
+
+    async def _open(self, request: pb.OpenJobRequest) -> pb.OpenJobResponse:
+        check_protocol(request.protocol, "the trainer")
+        asked = convert.job_from_proto(request.job)
+        if not 1 <= request.world <= convert.MAX_WORLD:
+            raise WorldMismatch(
+                f"world size must be from 1 to {convert.MAX_WORLD}, not {request.world}", job=asked.name, world=request.world
+            )
+        spec = _filled_in(asked, await self._manifests.get(asked.dataset))
+        outcome = await self._ledger.update(spec.name, Open(spec, request.world))
+        assert outcome.state.job is not None
+        recorded = outcome.state.job.spec
+        return pb.OpenJobResponse(job=convert.job_to_proto(recorded), plan_hash=recorded.plan_hash)
+
+    async def _join(self, request: pb.JoinSessionRequest) -> pb.JoinSessionResponse:
+        event = requests.join_of(request)
+        outcome = await self._ledger.update(request.id.job, event)
+        joined = next(effect for effect in outcome.effects if isinstance(effect, Joined))
+        session = convert.session_to_proto(joined.session) if joined.session else None
+        return pb.JoinSessionResponse(attempt=joined.attempt, session=session, awaited=joined.awaited)
+
+    async def _watch(self, request: pb.WatchSessionRequest) -> AsyncIterator[pb.WatchSessionResponse]:
+        event = requests.observe_of(request)
+        name = request.id.job
+        sent: pb.WatchSessionResponse | None = None
+        await self._ledger.update(name, event, rank=event.rank)
+        await self._board.refresh(name)
+        while True:
+            state = self._board.job(name)
+            if state is None or state.session is None or state.session.attempt < event.attempt or not state.session.formed:
+                # The store lost the session: put it back from what the rank knows.
+                await self._ledger.update(name, event, rank=event.rank)
+                await self._board.refresh(name)
+            else:
+                _check_watcher(state, event)
+                message = convert.lane_table_to_proto(self._board.lane_table(state))
+                if sent is not None:
+                    message.window = max(message.window, sent.window)
+                if sent is None or not _same_table(sent, message):
+                    sent = message
+                    yield message
+            await self._board.changed(name, _WATCH_S)
+
+    async def _report(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
+        event = requests.progress_of(request)
+        await self._ledger.update(request.id.job, event, rank=event.rank)
+        return pb.ReportProgressResponse()
+
+    async def _leave(self, request: pb.LeaveSessionRequest) -> pb.LeaveSessionResponse:
+        event = requests.leave_of(request)
+        await self._ledger.update(request.id.job, event, rank=event.rank)
+        return pb.LeaveSessionResponse()
+
+    async def _heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+        stated = requests.worker_of(request)
+        before, record = await self._ledger.heartbeat(stated, int(self._beats.ttl_s * 1e6))
+        if before is None or _standing(before) != _standing(record):
+            log.info(
+                "worker_draining" if record.draining else "worker_seen",
+                worker=record.endpoint.worker, grpc=record.endpoint.grpc, fingerprint=record.fingerprint,
+            )  # fmt: skip
+            await self._board.refresh()
+        elif not self._board.loaded:
+            await self._board.refresh()
+        for leases in request.held:
+            await self._adopt(leases.job, requests.adopt_of(request, leases))
+        answer = pb.HeartbeatResponse(leases=self._leases(record))
+        answer.ttl.FromMicroseconds(int(self._beats.ttl_s * 1e6))
+        answer.interval.FromMicroseconds(int(self._beats.interval_s * 1e6))
+        return answer
+
+    async def _adopt(self, job: str, event: Adopt) -> None:
+        state = self._board.job(job)
+        if state is not None and state.session is not None and state.session.attempt >= event.attempt:
+            known = {number: lane.token for number, lane in state.lanes.items()}
+            if state.session.formed and all(token <= known.get(number, 0) for number, token in event.tokens):
+                return
+            if state.session.attempt > event.attempt:
+                event = replace(event, known=None)
+        await self._ledger.update(job, event)
+        await self._board.refresh(job)
+
+    def _leases(self, record: WorkerRecord) -> list[pb.SessionLeases]:
+        worker, incarnation = record.endpoint.worker, record.endpoint.incarnation
+        answer = []
+        for state in self._board.jobs():
+            if state.job is None or state.session is None or not state.session.formed:
+                continue
+            mine = [
+                (n, lane.token) for n, lane in state.lanes.items() if (lane.owner, lane.incarnation) == (worker, incarnation)
+            ]
+            if mine:
+                mine.sort()
+                session = convert.session_to_proto(state.session.session(state.job))
+                leases = pb.SessionLeases(job=state.name, attempt=state.session.attempt, session=session)
+                leases.lanes.extend(number for number, _ in mine)
+                leases.tokens.extend(token for _, token in mine)
+                answer.append(leases)
+        return answer
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    async def _answer(self, context: Context, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except HeadraceError as error:
+            await self._refuse(context, error)
+        except Exception:
+            log.exception("call_failed")
+            await self._failed(context)
+        raise AssertionError("an aborted call went on")
+
+    async def _refuse(self, context: Context, error: HeadraceError) -> None:
+        self._instruments.refused(error.code)
+        log.info("call_refused", error=error.message, code=error.code, **error.ids)
+        await status.abort(context, error)
+
+    async def _failed(self, context: Context) -> None:
+        self._instruments.refused(HeadraceError.code)
+        await status.abort(context, HeadraceError("the coordinator failed on this call; its log has the trace"))
+
+
+def _filled_in(asked: JobSpec, manifest: ManifestFacts) -> JobSpec:
+    if asked.manifest_hash and asked.manifest_hash != manifest.hash:
+        raise ManifestInvalid(
+            f"job {asked.name} demands manifest {asked.manifest_hash}, but {manifest.hash} is at its address; "
+            "restore the data set that was indexed, or open another job on the new one",
+            job=asked.name, demanded=asked.manifest_hash, found=manifest.hash,
+        )  # fmt: skip
+    return replace(
+        asked,
+        manifest_hash=manifest.hash,
+        samples=manifest.samples,
+        max_key_bytes=manifest.max_key_bytes,
+        max_label_bytes=manifest.max_label_bytes,
+        label_kind=manifest.label_kind,
+        label_width=manifest.label_width,
+    )
+
+
+def _check_watcher(state: JobState, event: Observe) -> None:
+    assert state.session is not None
+    if state.session.attempt > event.attempt:
+        raise superseded(state.name, event.attempt, state.session.attempt, event.rank)
+    record = state.ranks.get(event.rank)
+    if record is not None and record.attempt == event.attempt and record.nonce != event.nonce:
+        raise RankClaimed(
+            f"another client holds rank {event.rank} in attempt {event.attempt} of job {state.name}; this one must stop",
+            job=state.name, rank=event.rank, attempt=event.attempt,
+        )  # fmt: skip
+
+
+def _standing(record: WorkerRecord) -> object:
+    """What of a worker makes lanes move at once."""
+    return record.endpoint, record.fingerprint, record.ops, record.draining, record.finishing
+
+
+def _same_table(one: pb.WatchSessionResponse, other: pb.WatchSessionResponse) -> bool:
+    return (one.window, one.owners, one.tokens, one.endpoints) == (other.window, other.owners, other.tokens, other.endpoints)

@@ -1,0 +1,126 @@
+"""What trainers and workers send, checked and turned into events of the rules. Raises SpecInvalid or ProtocolMismatch."""
+
+from __future__ import annotations
+
+import re
+
+from headrace.core.batch import BAD_REASONS
+from headrace.core.errors import ProtocolMismatch, SpecInvalid
+from headrace.core.events import Adopt, BadSample, Join, Leave, Observe, Progress
+from headrace.core.job import NAME_PATTERN, Session
+from headrace.core.records import WorkerRecord
+from headrace.wire import convert
+from headrace.wire.gen import coordinator_service_pb2 as pb
+from headrace.wire.messages import check_protocol
+
+MAX_BAD_SAMPLES = 1000
+_MAX_TEXT = 256
+_MAX_CAUSES = 32
+_LARGEST = 2**53
+_TOKEN = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+
+
+def check_id(rank: pb.RankId) -> None:
+    """Refuse names and numbers that could not be ours."""
+    if not NAME_PATTERN.fullmatch(rank.job):
+        raise SpecInvalid(f"{rank.job[:100]!r} is no job name", field="name")
+    if not _TOKEN.fullmatch(rank.nonce) or rank.attempt >= _LARGEST:
+        raise ProtocolMismatch(
+            "a rank must send a nonce of 1 to 100 letters and digits, and an attempt below 2^53", job=rank.job, rank=rank.rank
+        )
+
+
+def join_of(request: pb.JoinSessionRequest) -> Join:
+    """A claim."""
+    check_protocol(request.protocol, "the trainer")
+    check_id(request.id)
+    return Join(
+        attempt=request.id.attempt,
+        rank=request.id.rank,
+        world=request.world,
+        nonce=request.id.nonce,
+        state=convert.state_from_proto(request.state) if request.HasField("state") else None,
+        plan_hash=request.plan_hash,
+        epochs=request.epochs,
+        node=request.node[:_MAX_TEXT],
+        slot_bytes=0,
+    )
+
+
+def observe_of(request: pb.WatchSessionRequest) -> Observe:
+    """A watch."""
+    check_id(request.id)
+    known = convert.session_from_proto(request.session) if request.HasField("session") else None
+    return Observe(request.id.attempt, request.id.rank, request.id.nonce, known)
+
+
+def progress_of(request: pb.ReportProgressRequest) -> Progress:
+    """A report."""
+    check_id(request.id)
+    if len(request.bad_samples) > MAX_BAD_SAMPLES or len(request.wait_by_cause) > _MAX_CAUSES:
+        raise ProtocolMismatch(f"a report may carry {MAX_BAD_SAMPLES} bad samples and {_MAX_CAUSES} causes", job=request.id.job)
+    unknown = next((bad.reason for bad in request.bad_samples if bad.reason not in BAD_REASONS), None)
+    if unknown is not None:
+        raise ProtocolMismatch(f"unknown reason of a bad sample: {unknown[:100]!r}", job=request.id.job)
+    if request.consumed >= _LARGEST:
+        raise ProtocolMismatch("consumed must be below 2^53", job=request.id.job, rank=request.id.rank)
+    return Progress(
+        attempt=request.id.attempt,
+        rank=request.id.rank,
+        nonce=request.id.nonce,
+        known=convert.session_from_proto(request.session) if request.HasField("session") else None,
+        consumed=request.consumed,
+        committed=request.committed,
+        wait_s=request.wait_s,
+        waits=tuple((item.cause[:_MAX_TEXT], item.seconds) for item in request.wait_by_cause),
+        elapsed_s=request.elapsed_s,
+        transport=request.transport[:_MAX_TEXT],
+        remade=request.batches_remade,
+        node=request.node[:_MAX_TEXT],
+        bad=tuple(BadSample(bad.epoch, bad.sample, bad.key[:_MAX_TEXT], bad.reason) for bad in request.bad_samples),
+    )
+
+
+def leave_of(request: pb.LeaveSessionRequest) -> Leave:
+    """A goodbye. The last report counts only if it is by the one who leaves."""
+    check_id(request.id)
+    last = progress_of(request.last) if request.HasField("last") else None
+    if last is not None and request.last.id != request.id:
+        raise ProtocolMismatch("the last report of a leaving rank must be its own", job=request.id.job, rank=request.id.rank)
+    return Leave(request.id.attempt, request.id.rank, request.id.nonce, last)
+
+
+def worker_of(request: pb.HeartbeatRequest) -> WorkerRecord:
+    """What a worker states of itself, without how long it holds."""
+    check_protocol(request.protocol, "the worker")
+    endpoint = convert.endpoint_from_proto(request.endpoint)
+    if not NAME_PATTERN.fullmatch(endpoint.worker) or not _TOKEN.fullmatch(endpoint.incarnation):
+        raise ProtocolMismatch(
+            "worker id and incarnation must be 1 to 100 of A-Z a-z 0-9 . _ -", worker=endpoint.worker[:_MAX_TEXT]
+        )
+    finishing = tuple((leases.job, tuple(leases.lanes)) for leases in request.held if leases.lanes) if request.draining else ()
+    lagging = ((item.job, item.lane, item.behind.ToMicroseconds() / 1e6) for item in request.lagging)
+    return WorkerRecord(
+        endpoint=endpoint,
+        fingerprint=request.fingerprint[:_MAX_TEXT],
+        ops=tuple(sorted(request.ops)),
+        samples_per_s=request.samples_per_s if 0 <= request.samples_per_s < _LARGEST else 0.0,
+        threads=request.threads,
+        draining=request.draining,
+        alive_until_us=0,
+        finishing=finishing,
+        lagging=tuple(lagging),
+    )
+
+
+def adopt_of(request: pb.HeartbeatRequest, leases: pb.SessionLeases) -> Adopt:
+    """Leases that a worker holds."""
+    if (
+        not NAME_PATTERN.fullmatch(leases.job)
+        or len(leases.lanes) != len(leases.tokens)
+        or len(leases.lanes) > convert.MAX_LANES
+    ):
+        raise ProtocolMismatch("held leases must name a job, and have a token each", worker=request.endpoint.worker)
+    known: Session | None = convert.session_from_proto(leases.session) if leases.HasField("session") else None
+    tokens = tuple(zip(leases.lanes, leases.tokens, strict=True))
+    return Adopt(request.endpoint.worker, request.endpoint.incarnation, leases.attempt, tokens, known)

@@ -1,0 +1,80 @@
+"""Settings of the coordinator: flags and HEADRACE_COORDINATOR_* variables."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from headrace.core.events import Rules
+
+
+class CoordinatorSettings(BaseSettings):
+    """Gives workers the lanes of jobs and keeps the sessions of trainers. Holds no state: any number can share a store."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HEADRACE_COORDINATOR_",
+        extra="forbid",
+        cli_parse_args=False,
+        cli_prog_name="headrace coordinator",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+    )
+
+    grpc_address: str = Field("0.0.0.0:7300", description="host:port for trainers and workers; port 0 takes a free one.")
+    admin_address: str = Field("0.0.0.0:7301", description="host:port of health, metrics and the admin API; empty: none.")
+    store: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="redis://, rediss://, unix:// or sentinel://host:port,host:port/service; "
+        "memory:// keeps all in this process, for trying things out.",
+    )
+    store_prefix: str = Field(
+        "headrace", pattern=r"^[A-Za-z0-9._-]+$", description="Begins every key, so that fleets can share a store."
+    )
+    # One request takes a millisecond; what takes seconds is down, and callers should hear so while they can still retry.
+    store_deadline_s: float = Field(2.0, gt=0, le=60, description="How long one request to the store may take.")
+    # Half a second is well under the time that ready batches last, and costs each job two small reads a second.
+    tick_s: float = Field(0.5, ge=0.05, le=10, description="How often each job in use is looked at.")
+    heartbeat_s: float = Field(0.5, ge=0.05, le=60, description="How often workers shall send heartbeats.")
+    # Six heartbeats: fewer would call a worker dead that only stumbled.
+    worker_ttl_s: float = Field(
+        3.0, ge=0.2, le=600, description="A worker that was silent for so long is dead; its lanes move."
+    )
+    # Ten reports.
+    rank_ttl_s: float = Field(
+        5.0, ge=0.2, le=600, description="A rank that was silent for so long may be claimed by another client."
+    )
+    session_idle_s: float = Field(
+        60.0, ge=0, le=86400, description="Lanes are released when all ranks of a session have been silent for so long."
+    )
+    lag_s: float = Field(2.0, gt=0, le=600, description="A lane whose batches are behind for so long goes to another worker.")
+    max_rank_bytes: int = Field(
+        1 << 30, ge=1, description="Bound on the memory of ready batches a rank, which bounds the window."
+    )
+    manifest_cache_s: float = Field(10.0, ge=0, le=3600, description="How long a manifest that was read is not read again.")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="Log lines; auto: JSON unless standard error is a terminal."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least severe lines that are logged."
+    )
+    exit_with_parent: bool = Field(False, description="End when the process that started this one ends.")
+
+    @model_validator(mode="after")
+    def _heartbeats_fit(self) -> CoordinatorSettings:
+        if self.heartbeat_s * 2 > self.worker_ttl_s:
+            raise ValueError(
+                "worker_ttl_s must be at least twice heartbeat_s, or one late heartbeat would cost a worker its lanes"
+            )
+        return self
+
+    @property
+    def rules(self) -> Rules:
+        """As the rules want it."""
+        return Rules(
+            rank_ttl_us=int(self.rank_ttl_s * 1e6),
+            idle_us=int(self.session_idle_s * 1e6),
+            lag_s=self.lag_s,
+            max_rank_bytes=self.max_rank_bytes,
+        )
