@@ -1,6 +1,6 @@
 """Train the small CNN on two ranks with DistributedDataParallel, each with its own share of every epoch.
 
-    torchrun --nproc-per-node 2 examples/train_ddp.py --coordinator 127.0.0.1:7300 --dataset /path/to/manifest.json
+    torchrun --nproc-per-node 2 examples/train_ddp.py --coordinator 127.0.0.1:7300 --dataset demo-out/dataset
 
 Without torchrun, `--spawn 2` starts the ranks itself, as processes of their own. All ranks get the same number of steps in
 every epoch, so no all-reduce is ever left waiting: no join context, no drop of a last batch by hand. Rank 0 prints the mean

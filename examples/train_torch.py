@@ -1,10 +1,11 @@
 """Train a small CNN on one process, with batches from Headrace.
 
-    python examples/train_torch.py --coordinator 127.0.0.1:7300 --dataset /path/to/manifest.json
+    headrace store & headrace coordinator & headrace worker &
+    python examples/train_torch.py --coordinator 127.0.0.1:7300 --dataset demo-out/dataset
 
-Needs PyTorch, and a coordinator and workers that run (`headrace demo --keep` leaves such a fleet with a data set running,
-and says their addresses). Prints the mean loss of each epoch, which goes down; saves a checkpoint with the stream's
-state beside the model's, and goes on from it when started again. Exit status 1 if the loss did not go down.
+Needs PyTorch; the data set is the one that `headrace demo` leaves behind, or any that `headrace index` has indexed. Prints the
+mean loss of each epoch, which goes down. With `--checkpoint FILE` it saves the stream's state beside the model's and goes on
+from it when started again. Exit status 1 if the loss did not go down.
 """
 
 from __future__ import annotations
