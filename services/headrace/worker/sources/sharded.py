@@ -21,7 +21,7 @@ from headrace.datasets.shard_index import HAS_CRC, IndexBlock
 from headrace.datasets.storage import Storage, join_address, open_storage
 from headrace.datasets.tasks import gather_all
 from headrace.worker.engines.protocol import Sample
-from headrace.worker.sources.index_cache import BlockKey, IndexCache
+from headrace.worker.sources.index_cache import IndexCache
 from headrace.worker.sources.protocol import ReadBatch
 from headrace.worker.sources.readers import Wanted, make_reader
 
@@ -50,17 +50,13 @@ class ShardedSource:
     async def read(self, sample_ids: Sequence[int]) -> ReadBatch:
         """Read these samples; see the protocol."""
         ids = np.asarray(sample_ids, np.int64)
-        shards, rows = self._locate(ids)
         index_bytes, index_requests = self._index.read_bytes, self._index.requests
-        blocks = await self._blocks(shards, rows)
+        shards, places = await self._places(ids)
         samples: list[Sample] = []
         wanted: list[Wanted] = []
-        places: list[tuple[IndexBlock, int]] = []
-        for shard, row in zip(shards.tolist(), rows.tolist(), strict=True):
-            block = blocks[self._index.key_of(shard, row)]
-            places.append((block, row - block.first))
-            record = block.records[row - block.first]
-            wanted.append(Wanted(shard, block.key(row - block.first), int(record["offset"]), int(record["length"])))
+        for shard, (block, row) in zip(shards, places, strict=True):
+            record = block.records[row]
+            wanted.append(Wanted(shard, block.key(row), int(record["offset"]), int(record["length"])))
         reasons = [BAD_REASONS[int(block.records[row]["reason"])] for block, row in places]
         count = await self._reader.read([wish for wish, reason in zip(wanted, reasons, strict=True) if reason == "none"])
         if self.manifest.checksums:
@@ -75,6 +71,11 @@ class ShardedSource:
             count.read_bytes + self._index.read_bytes - index_bytes,
             count.requests + self._index.requests - index_requests,
         )
+
+    async def read_labels(self, sample_ids: Sequence[int]) -> NDArray[np.int64] | NDArray[np.uint8] | None:
+        """Labels alone, from the index; None for JSON ones."""
+        _, places = await self._places(np.asarray(sample_ids, np.int64))
+        return self._labels(places)[0]
 
     async def close(self) -> None:
         """Free connections, threads and caches."""
@@ -93,9 +94,13 @@ class ShardedSource:
         shards = np.searchsorted(self._starts, ids, side="right").astype(np.int64) - 1
         return shards, ids - self._starts[shards]
 
-    async def _blocks(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> dict[BlockKey, IndexBlock]:
-        keys = list({self._index.key_of(shard, row) for shard, row in zip(shards.tolist(), rows.tolist(), strict=True)})
-        return dict(zip(keys, await gather_all(self._index.get(key) for key in keys), strict=True))
+    async def _places(self, ids: NDArray[np.int64]) -> tuple[list[int], list[tuple[IndexBlock, int]]]:
+        """Of each id: its shard, and the index block that describes it with the row in it."""
+        shards, rows = (values.tolist() for values in self._locate(ids))
+        of_id = [self._index.key_of(shard, row) for shard, row in zip(shards, rows, strict=True)]
+        keys = list(dict.fromkeys(of_id))
+        blocks = dict(zip(keys, await gather_all(self._index.get(key) for key in keys), strict=True))
+        return shards, [(blocks[key], row - blocks[key].first) for key, row in zip(of_id, rows, strict=True)]
 
     def _labels(self, places: list[tuple[IndexBlock, int]]) -> tuple[NDArray[np.int64] | NDArray[np.uint8] | None, list[bytes]]:
         if self.manifest.label_kind == "json":

@@ -1,0 +1,147 @@
+"""`headrace index`: makes the manifest that a job names."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from headrace.core.epoch_plan import EpochPlan, reads_in
+from headrace.core.errors import ConfigInvalid
+from headrace.core.job import Shuffle
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from headrace.datasets.build import IndexOptions
+    from headrace.datasets.manifest import Manifest
+    from headrace.datasets.report import IndexReport
+
+RULES = ("auto", "cls", "txt", "json", "multi", "folder", "none")
+BATCHES_LOOKED_AT = 5
+SHOWN = 5  # bad samples and warnings that are printed; the rest is counted
+
+
+@click.command()
+@click.argument("address")
+@click.option("--out", default="", help="Where to write manifest and indexes. [default: beside the data]")
+@click.option("--labels", type=click.Choice(RULES), default="auto", show_default=True, help="Where a label comes from.")
+@click.option("--classes", type=click.Path(path_type=Path), help="Class names: one a line, a JSON list, or JSON name: number.")
+@click.option("--exclude", type=click.Path(path_type=Path), help="File of sample keys to leave out, one a line.")
+@click.option(
+    "--bad",
+    type=click.Choice(["keep", "skip", "fail"]),
+    default="keep",
+    show_default=True,
+    help="Samples found bad: keep (training substitutes and counts them), skip, or fail.",
+)
+@click.option("--checksums", is_flag=True, help="Read all bytes once and check each image by CRC-32 whenever it is read.")
+@click.option("--batch-size", default=256, show_default=True, help="Batch size for which reads and classes are told.")
+@click.option("--parallel", default=16, show_default=True, type=click.IntRange(1, 1024), help="Shards at a time.")
+def index(
+    address: str, *, out: str, labels: str, classes: Path | None, exclude: Path | None, batch_size: int, **options: Any
+) -> None:
+    """Index the WebDataset tars or the image folder at ADDRESS, and write its manifest.
+
+    ADDRESS is a directory, file://, s3://, gs://, az:// or http(s):// prefix, one tar, or tars by braces:
+    s3://bucket/train-{000000..001023}.tar. Labels `auto`: .cls, else .json, else .txt, else folder names.
+    """
+    from rich.console import Console
+
+    from headrace.datasets.build import IndexOptions
+    from headrace.datasets.labels import parse_classes
+
+    indexing = IndexOptions(
+        labels=labels,  # type: ignore[arg-type]
+        classes=parse_classes(_read(classes)) if classes else {},
+        exclude=frozenset(_read(exclude).split("\n")) - {""} if exclude else frozenset(),
+        out=out,
+        **options,
+    )
+    console = Console()
+    report, name, preview = asyncio.run(_run(console, address, indexing, batch_size))
+    _print(console, report, name, f"of {batch_size}: {preview}")
+
+
+async def _run(console: Console, address: str, options: IndexOptions, batch_size: int) -> tuple[IndexReport, str, str]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from headrace.datasets.build import build_report
+    from headrace.datasets.storage import join_address
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("shards"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("indexing", total=None)
+        report = await build_report(address, options, lambda done, total: progress.update(task, completed=done, total=total))
+    name = join_address(report.address, report.manifest.file_name)
+    return report, name, await _preview(name, report.manifest, batch_size)
+
+
+async def _preview(address: str, manifest: Manifest, batch_size: int) -> str:
+    """How many reads and classes a batch would have with the default shuffle, by looking at a few batches."""
+    if manifest.samples < batch_size:
+        return f"fewer samples than one batch of {batch_size}"
+    from headrace.worker.sources.sharded import open_source
+
+    plan = EpochPlan(manifest.samples, batch_size, 0, 0, Shuffle(), "drop")
+    batches = [
+        plan.batch_samples(k).sample_ids
+        for k in sorted({i * plan.batches // BATCHES_LOOKED_AT for i in range(BATCHES_LOOKED_AT)})
+    ]
+    reads = round(np.mean([reads_in(ids) if manifest.kind == "webdataset" else len(ids) for ids in batches]))
+    if manifest.label_kind != "int" or manifest.num_classes < 2:
+        return f"{reads} reads"
+    source = await open_source(address, manifest.hash)
+    try:
+        labels = [await source.read_labels(ids.tolist()) for ids in batches]
+    finally:
+        await source.close()
+    classes = round(np.mean([len(np.unique(row)) for row in labels if row is not None]))
+    return f"{reads} reads, {classes} of {manifest.num_classes} classes"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(f"{path} cannot be read: {error}", path=str(path)) from error
+
+
+def _print(console: Console, report: IndexReport, name: str, preview: str) -> None:
+    from rich.table import Table
+
+    manifest, tally = report.manifest, report.tally
+    table = Table(show_header=False, box=None)
+    bad = ", ".join(f"{count} {reason}" for reason, count in sorted(tally.bad.items()))
+    rows = {
+        "kind": manifest.kind,
+        "shards": f"{len(manifest.shards)}",
+        "samples": f"{manifest.samples}",
+        "labels": f"{manifest.label_kind}, {manifest.num_classes} classes" if manifest.label_kind != "json" else "json",
+        "bytes": f"{sum(shard.bytes for shard in manifest.shards):,}",
+        "bad": f"{bad or 'none'}{' (left out)' if bad and not manifest.bad else ''}",
+        "excluded": f"{tally.excluded}" if tally.excluded else "",
+        "a batch": preview,
+        "hash": manifest.hash,
+        "manifest": name,
+    }
+    for key, value in rows.items():
+        if value:
+            table.add_row(key, value)
+    console.print(table)
+    for shard, key, reason, detail in tally.details[:SHOWN]:
+        console.print(f"bad: {key} in {shard}: {reason} ({detail})", markup=False, highlight=False)
+    for warning in tally.warnings[:SHOWN]:
+        console.print(f"warning: {warning}", markup=False, highlight=False)
+    hidden = max(0, sum(tally.bad.values()) - SHOWN), max(0, len(tally.warnings) - SHOWN)
+    if any(hidden):
+        console.print(f"and {hidden[0]} more bad samples, {hidden[1]} more warnings")
+    if report.class_sorted:
+        console.print(
+            "warning: the data are sorted by class: neighbours share their label. Raise shuffle.window or lower shuffle.run"
+            " until a batch has enough classes, or write the shards again in random order.",
+            markup=False,
+        )
