@@ -275,12 +275,12 @@ any_op = st.one_of(
 )
 
 
-@given(
-    st.lists(any_op, max_size=5), sizes, st.lists(st.sampled_from([PNG, JPEG]), min_size=1, max_size=3), st.integers(0, 2**40)
-)
+any_spec = st.builds(lambda ops, last: PipelineSpec(ops=(*ops, ps.CenterCrop(last))), st.lists(any_op, max_size=5), sizes)
+
+
+@given(any_spec, st.lists(st.sampled_from([PNG, JPEG]), min_size=1, max_size=3), st.integers(0, 2**40))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_pipeline_is_near_its_rules(engine: Engine, entry: Entry, ops, last, datas, planned) -> None:
-    spec = PipelineSpec(ops=(*ops, ps.CenterCrop(last)))
+def test_any_pipeline_is_near_its_rules(engine: Engine, entry: Entry, spec: PipelineSpec, datas, planned) -> None:
     keys = [(0, planned + i) for i in range(len(datas))]
     found, result = run(engine, spec, samples_of(datas), keys)
     assert not result.reasons.any()

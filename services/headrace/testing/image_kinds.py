@@ -196,13 +196,15 @@ def unusable() -> list[ImageKind]:
     ]
 
 
-def good_kinds() -> list[ImageKind]:
+@lru_cache(maxsize=1)
+def good_kinds() -> tuple[ImageKind, ...]:
     """Every kind that must be decoded."""
-    return good_jpegs() + good_others()
+    return (*good_jpegs(), *good_others())
 
 
-def bad_kinds() -> list[ImageKind]:
+@lru_cache(maxsize=1)
+def bad_kinds() -> tuple[ImageKind, ...]:
     """Every kind that must be refused, with its reason."""
     whole = {kind.name: kind for kind in good_kinds()}
     to_cut = ("jpeg_420", "jpeg_progressive", "jpeg_exif_6", "jpeg_cmyk", "png_rgb", "webp_lossy", "gif", "bmp", "tiff", "avif")
-    return unusable() + [part for name in to_cut if name in whole for part in cut(whole[name])]
+    return (*unusable(), *(part for name in to_cut if name in whole for part in cut(whole[name])))

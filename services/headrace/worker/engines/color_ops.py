@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.augment import BRIGHTNESS, CONTRAST, HUE, SATURATION
-from headrace.worker.engines.pixels import Pixels
+from headrace.worker.engines.pixels import Pixels, contiguous
 
 _LEVELS = np.arange(256, dtype=np.float64)
 
@@ -35,6 +35,7 @@ def grayscale(pixels: Pixels) -> Pixels:
 
 def jitter(pixels: Pixels, factors: tuple[float, float, float], hue: float, order: list[int]) -> Pixels:
     """Adjust brightness, contrast, saturation (factors; 1 is no change) and hue (turns; 0 is none) in the order given."""
+    pixels = contiguous(pixels)
     for step in order:
         if step == HUE:
             pixels = shift_hue(pixels, hue)
@@ -64,18 +65,23 @@ def adjust_contrast(pixels: Pixels, factor: float) -> Pixels:
 def _towards(pixels: Pixels, level: int, factor: float) -> Pixels:
     """level + factor * (x - level), clipped to 0..255, cut to a whole number: one table look-up a value."""
     table = np.clip(level + factor * (_LEVELS - level), 0, 255).astype(np.uint8)
-    return table[pixels]
+    # A byte cannot be out of the table's bounds: `clip` only spares the check.
+    return np.take(table, pixels, mode="clip")
 
 
 def adjust_saturation(pixels: Pixels, factor: float) -> Pixels:
     """Blend each pixel with its luma."""
     if factor == 1.0:
         return pixels
-    gray = luma(pixels).astype(np.float32)[..., None]
-    mixed = pixels - gray
-    mixed *= np.float32(factor)
-    mixed += gray
-    return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
+    gray = luma(pixels).astype(np.float32)
+    out = np.empty(pixels.shape, np.uint8)
+    for channel in range(3):
+        mixed = pixels[..., channel] - gray
+        mixed *= np.float32(factor)
+        mixed += gray
+        np.clip(mixed, 0, 255, out=mixed)
+        out[..., channel] = mixed
+    return out
 
 
 def shift_hue(pixels: Pixels, turns: float) -> Pixels:
@@ -141,10 +147,13 @@ def _convolve(values: NDArray[np.float32], weights: NDArray[np.float32], length:
     def shifted(start: int) -> NDArray[np.float32]:
         return values[:, start : start + length] if axis else values[start : start + length]
 
-    total: NDArray[np.float32] = shifted(0) * weights[0]
+    # The weights are symmetric: two neighbours at the same distance are added first, then weighted once.
+    half = len(weights) // 2
+    total: NDArray[np.float32] = shifted(half) * weights[half]
     term = np.empty_like(total)
-    for place in range(1, len(weights)):
-        np.multiply(shifted(place), weights[place], out=term)
+    for distance in range(1, half + 1):
+        np.add(shifted(half - distance), shifted(half + distance), out=term)
+        term *= weights[half - distance]
         total += term
     return total
 

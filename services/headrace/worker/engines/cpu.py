@@ -1,7 +1,7 @@
 """The `cpu` engine: any image on any machine.
 
 Why these libraries (measured on one core, loadtest/results/engine_choice.md): simplejpeg decodes whole images as fast as
-anything and turns every warning of libjpeg into an error. nvImageCodec's region decode saves a sixth of the decode but
+anything and turns every warning of libjpeg into an error. nvImageCodec's region decode saves a tenth of the decode but
 hands over garbage for damaged data, silently; Pillow and OpenCV are slower or as silent. cykooz-resizer is three times as
 fast as Pillow's resize and within one level of it; OpenCV's resizes are other filters.
 

@@ -21,7 +21,7 @@ from cykooz_resizer import (  # type: ignore[import-untyped]
     Resizer,
 )
 
-from headrace.worker.engines.pixels import Pixels
+from headrace.worker.engines.pixels import Pixels, contiguous
 
 
 class _Local(threading.local):
@@ -44,8 +44,9 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
     """Scale uint8[h, w, 3] to uint8[height, width, 3], which may be read-only. Any strides."""
     if pixels.shape[:2] == (height, width):
         return pixels
-    # The library takes and gives bytes: two copies that it forces, 3% of the resize.
-    source = ImageData(pixels.shape[1], pixels.shape[0], PixelType.U8x3, pixels.tobytes())
+    # The library takes and gives bytes: copies that it forces, 7% of the resize.
+    data = (pixels if pixels.strides[1:] == (3, 1) else contiguous(pixels)).tobytes()
+    source = ImageData(pixels.shape[1], pixels.shape[0], PixelType.U8x3, data)
     target = ImageData(width, height, PixelType.U8x3)
     _LOCAL.resizer.resize(source, target, _LOCAL.options)
     return np.frombuffer(target.get_buffer(), np.uint8).reshape(height, width, 3)
