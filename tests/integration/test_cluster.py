@@ -38,7 +38,8 @@ def test_everything_can_be_killed_and_comes_back(cluster: Cluster) -> None:
     cluster.restart_store()
     assert cluster.add_worker() == "worker-2"
     with cluster.paused_worker(1):
-        assert psutil.Process(cluster.workers[1].running.pid).status() == psutil.STATUS_STOPPED
+        hanging = cluster.workers[1].running
+        hanging.wait_until(lambda: psutil.Process(hanging.pid).status() == psutil.STATUS_STOPPED, "stopped", 30)
     assert all(member.running.alive for member in cluster.members())
     assert (
         len({member.running.pid for member in cluster.members()} & pids) == 2

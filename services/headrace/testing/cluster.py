@@ -31,7 +31,7 @@ STOP_DEADLINE_S = 10.0
 
 @dataclass(slots=True)
 class Member:
-    """One service with the arguments that it is started with, again and again. address: what it listens on."""
+    """One service with the arguments that each start uses. admin_address: metrics and more; may be empty."""
 
     name: str
     address: str
@@ -45,8 +45,9 @@ class Member:
         self.process = start_service(self.name, self.arguments, self.log)
 
     def wait_ready(self) -> None:
-        """Wait until it listens."""
-        self.running.wait_listening(self.address, START_DEADLINE_S)
+        """Wait until it listens on all its addresses."""
+        for address in filter(None, (self.address, self.admin_address)):
+            self.running.wait_listening(address, START_DEADLINE_S)
 
     @property
     def running(self) -> ServiceProcess:
