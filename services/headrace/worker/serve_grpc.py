@@ -81,6 +81,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen and report SERVING. Raises PortInUse or ConfigInvalid."""
+        _check_address(self._address)
         server = grpc.aio.server(options=OPTIONS)
         handler = grpc.stream_stream_rpc_method_handler(self._stream)  # no serializers: bytes
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
@@ -91,7 +92,10 @@ class GrpcServer:
             else:
                 self.port = server.add_secure_port(self._address, self._credentials)
         except RuntimeError as error:
-            raise _bind_error(self._address, error) from error
+            await server.stop(None)
+            raise PortInUse(
+                f"cannot listen at {self._address}: it is taken or not an address of this host ({error})", address=self._address
+            ) from error
         await server.start()
         self._server = server
         self._watchdog = asyncio.create_task(self._cut_stalled())
@@ -298,8 +302,7 @@ async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes | None
     return None if data is grpc.aio.EOF else data  # type: ignore[attr-defined]
 
 
-def _bind_error(address: str, error: RuntimeError) -> HeadraceError:
+def _check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return ConfigInvalid(f"listening address {address!r} must be host:port")
-    return PortInUse(f"cannot listen at {address}: it is taken or not an address of this host ({error})", address=address)
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigInvalid(f"listening address {address!r} must be host:port", address=address)

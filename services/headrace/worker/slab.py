@@ -23,6 +23,8 @@ _F_SEAL_GROW = 0x4
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1
 SEALS = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 
+CGROUP = Path("/sys/fs/cgroup")
+
 _NO_SPACE = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EOVERFLOW}
 
 
@@ -126,11 +128,10 @@ def available_bytes() -> int:
     """
     meminfo = _key_values(Path("/proc/meminfo"))
     available = meminfo["MemAvailable:"] * 1024
-    cgroup = Path("/sys/fs/cgroup")
     try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-        stat = _key_values(cgroup / "memory.stat")
+        limit = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+        stat = _key_values(CGROUP / "memory.stat")
     except (OSError, ValueError):  # no cgroup of version 2 here, or no limit ("max")
         return available
     page_cache = stat.get("active_file", 0) + stat.get("inactive_file", 0)
