@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 from PIL import Image
 
 import headrace
+from headrace.client.session_link import SessionLink
 from headrace.core import errors
 from headrace.core.pipeline_spec import CenterCrop, PipelineSpec
 from headrace.datasets.build import build_index
@@ -83,6 +85,13 @@ def client_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name in names]
 
 
+def wait_for(true: Callable[[], bool], deadline_s: float = 20) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not true():
+        assert time.monotonic() < end_s, "it did not come true"
+        time.sleep(0.05)
+
+
 def result(future: Future[T]) -> T:
     return future.result(timeout=60)
 
@@ -99,16 +108,17 @@ def test_two_ranks_share_an_epoch_and_leave_nothing_behind(
     job = open_job(world=2)
 
     def train(rank: int) -> tuple[list[int], headrace.StreamStats]:
-        with job.stream(rank=rank, world=2, epochs=2) as stream:
+        with job.stream(rank=rank, world=2, epochs=2, transport=("shm", "grpc")[rank]) as stream:
             seen = [sample for _ in stream.epochs() for sample in ids(stream)]
             return seen, stream.stats()
 
     ranks = [result(future) for future in [pool.submit(train, rank) for rank in range(2)]]
     assert sorted(ranks[0][0] + ranks[1][0]) == sorted(2 * list(range(SAMPLES)))
-    for _, stats in ranks:
+    for rank, (_, stats) in enumerate(ranks):
         assert stats.batches == 2 * SAMPLES // BATCH // 2
         assert stats.wait_s == pytest.approx(sum(stats.wait_s_by_cause.values()))
-        assert stats.transport == "shm"
+        assert stats.transport == ("shm", "grpc")[rank]
+        assert [reason for _, reason in stats.transports.values()] != [""]
     me = psutil.Process()
     assert client_threads() == []
     assert [child for child in me.children() if "headrace.client" in " ".join(child.cmdline())] == []
@@ -116,12 +126,14 @@ def test_two_ranks_share_an_epoch_and_leave_nothing_behind(
     assert not [c for c in me.net_connections() if c.status == psutil.CONN_ESTABLISHED]
 
 
-def test_descriptors_do_not_grow_with_streams(open_job: Callable[..., headrace.Job]) -> None:
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_descriptors_do_not_grow_with_streams(open_job: Callable[..., headrace.Job], transport: Any) -> None:
     job = open_job()
     me = psutil.Process()
+    start = {"version": 1, "job": "x", "plan_hash": job.plan_hash, "epoch": 0, "first": 0, "step": 0, "world": 1}
 
     def once() -> int:
-        with job.stream(epochs=1) as stream:
+        with job.stream(epochs=1, transport=transport, state=start) as stream:
             assert sorted(ids(stream)) == list(range(SAMPLES))
         del stream
         gc.collect()
@@ -257,6 +269,24 @@ def test_one_of_two_coordinators_is_enough_to_join_and_to_leave(open_job: Callab
             assert stream.join().attempt == 9
     finally:
         fleet.restart_coordinator(0)
+
+
+def test_a_coordinator_that_hangs_is_left_for_the_other(open_job: Callable[..., headrace.Job], fleet: Cluster) -> None:
+    job = open_job()
+    with job.stream(epochs=1) as stream:
+        next(iter(stream))
+        link = stream._link
+        assert isinstance(link, SessionLink)
+        hung = link._rpc.current()[0]
+        fleet.kill_coordinator(hung, signal.SIGSTOP)
+        try:
+            stream.commit(deadline_s=20)
+            tables = link._tables
+            assert link._rpc.current()[0] != hung
+            wait_for(lambda: link._tables > tables)  # the watch has moved as well
+            assert len(ids(stream)) == SAMPLES - BATCH
+        finally:
+            fleet.kill_coordinator(hung, signal.SIGCONT)
 
 
 def test_what_a_job_cannot_be_is_said_when_it_is_opened(open_job: Callable[..., headrace.Job], tmp_path: Path) -> None:

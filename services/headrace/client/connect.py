@@ -28,11 +28,13 @@ OPEN_DEADLINE_S = 30.0
 def connect(addresses: str, *, deadline_s: float = OPEN_DEADLINE_S) -> Client:
     """A client of the coordinator replicas at `addresses`: "host:port", or several with commas between.
 
-    No call is made yet. deadline_s: longest time to go on trying to open a job while no coordinator answers. Raises
-    ConfigInvalid for a malformed address.
+    No call is made yet. deadline_s: longest time to go on trying to open a job while no coordinator answers. Log lines go to
+    standard error, unless the process configures structlog. Raises ConfigInvalid for a malformed address.
     """
+    from headrace.client.logs import keep_off_stdout
     from headrace.client.rpc import CoordinatorRpc
 
+    keep_off_stdout()
     return Client(CoordinatorRpc(addresses), deadline_s)
 
 

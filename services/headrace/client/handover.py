@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from headrace.client.progress import Bad, Progress
 from headrace.client.transports.protocol import TakenSlot
 from headrace.core.batch import BAD_REASONS, OK, SUBSTITUTED
 from headrace.core.errors import HeadraceError, ProtocolMismatch
-from headrace.core.job import ANY_FINGERPRINT
+from headrace.core.job import ANY_FINGERPRINT, Session
 from headrace.core.pipeline_spec import ITEM_BYTES
 from headrace.core.session_plan import Position, SessionPlan
 from headrace.core.starvation import CAUSES, ClockOffset, split_wait
@@ -38,6 +39,7 @@ class HandOver:
         self._progress = progress
         self._clocks: dict[tuple[str, bool], ClockOffset] = {}
         self._waits: list[tuple[float, float]] = []
+        self._constant = _constants(link.session, rank)
         self.plan = SessionPlan(link.session)
         self.next_index = 0
 
@@ -95,41 +97,69 @@ class HandOver:
 
     def _check(self, index: int, taken: TakenSlot) -> None:
         """The last guard of 'exactly once': what is handed over is the plan's very batch, whatever a worker believed."""
-        session, meta, header = self._link.session, taken.meta, taken.header
-        job = session.job
+        meta, header = taken.meta, taken.header
         planned = self.plan.locate(self._rank, index)
         if planned is None:
-            raise ProtocolMismatch("a batch beyond the session's end arrived", job=job.name, index=index)
-        shape = job.pipeline.shape(job.batch_size)
+            raise ProtocolMismatch("a batch beyond the session's end arrived", job=meta.job, index=index)
         expected = {
-            "index": (index, taken.index, header.index, meta.index),
-            "job": (job.name, meta.job),
-            "attempt": (session.attempt, meta.attempt),
-            "rank": (self._rank, meta.rank),
-            "epoch": (planned.epoch, meta.epoch),
-            "step": (planned.step, meta.step),
-            "batch": (planned.batch, meta.batch),
-            "lane": (planned.lane, meta.lane),
-            "token": (header.token, meta.token),
-            "plan_hash": (job.plan_hash, meta.plan_hash),
-            "samples": (job.batch_size, len(meta.sample_ids)),
-            "shape": (shape, header.shape),
-            "dtype": (job.pipeline.output.dtype, header.dtype),
-            "layout": (job.pipeline.output.layout, header.layout),
-            "pixel_bytes": (math.prod(shape) * ITEM_BYTES[job.pipeline.output.dtype], header.pixel_bytes),
+            **self._constant,
+            "index": index,
+            "epoch": planned.epoch,
+            "step": planned.step,
+            "batch": planned.batch,
+            "lane": planned.lane,
+            "header index": index,
+            "header token": meta.token,
         }
-        if job.fingerprint not in ("", ANY_FINGERPRINT):
-            expected["fingerprint"] = (job.fingerprint, meta.fingerprint)
-        for name, (wanted, *got) in expected.items():
-            if any(value != wanted for value in got):
+        got = {
+            "job": meta.job,
+            "attempt": meta.attempt,
+            "rank": meta.rank,
+            "plan_hash": meta.plan_hash,
+            "samples": len(meta.sample_ids),
+            "shape": header.shape,
+            "dtype": header.dtype,
+            "layout": header.layout,
+            "pixel_bytes": header.pixel_bytes,
+            "fingerprint": meta.fingerprint if "fingerprint" in self._constant else None,
+            "index": meta.index,
+            "epoch": meta.epoch,
+            "step": meta.step,
+            "batch": meta.batch,
+            "lane": meta.lane,
+            "header index": header.index,
+            "header token": header.token,
+        }
+        for name, wanted in expected.items():
+            if got[name] != wanted:
                 raise ProtocolMismatch(
-                    f"worker {meta.worker!r} sent a batch whose {name} is {got[-1]!r} where the plan has {wanted!r}: "
+                    f"worker {meta.worker!r} sent a batch whose {name} is {got[name]!r} where the plan has {wanted!r}: "
                     "its version or its engine differs from the session's",
-                    job=job.name,
+                    job=self._link.session.job.name,
                     rank=self._rank,
                     index=index,
                     worker=meta.worker,
                 )
+
+
+def _constants(session: Session, rank: int) -> dict[str, Any]:
+    """What every batch of a rank's session has; made once, since hashing the plan takes longer than all checks of a batch."""
+    job = session.job
+    shape = job.pipeline.shape(job.batch_size)
+    constant: dict[str, Any] = {
+        "job": job.name,
+        "attempt": session.attempt,
+        "rank": rank,
+        "plan_hash": job.plan_hash,
+        "samples": job.batch_size,
+        "shape": shape,
+        "dtype": job.pipeline.output.dtype,
+        "layout": job.pipeline.output.layout,
+        "pixel_bytes": math.prod(shape) * ITEM_BYTES[job.pipeline.output.dtype],
+    }
+    if job.fingerprint not in ("", ANY_FINGERPRINT):
+        constant["fingerprint"] = job.fingerprint
+    return constant
 
 
 def _bad_samples(taken: TakenSlot) -> list[Bad]:

@@ -16,6 +16,8 @@ from headrace.wire.status import error_from_rpc
 
 # One answer takes milliseconds; a replica that takes longer is hung, and the next one is asked.
 CALL_DEADLINE_S = 5.0
+# Each replica gets its share of a call's deadline, so that one that hangs leaves time to ask another.
+LEAST_SHARE_S = 1.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 _OPTIONS = (
@@ -47,13 +49,14 @@ class CoordinatorRpc:
         """One call, tried at each replica once. Raises what the coordinator raised, CoordinatorUnavailable if none answered."""
         last: HeadraceError | None = None
         end_s = time.monotonic() + deadline_s
+        share_s = max(LEAST_SHARE_S, deadline_s / len(self.addresses))
         for _ in self.addresses:
             stub_number, stub = self.current()
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 break
             try:
-                return getattr(stub, method)(request, timeout=min(left_s, CALL_DEADLINE_S))
+                return getattr(stub, method)(request, timeout=min(left_s, share_s))
             except grpc.RpcError as failure:
                 error = error_from_rpc(failure)
                 if not isinstance(error, _ELSEWHERE):

@@ -78,6 +78,7 @@ class SessionLink:
         self._told_wait_s: float | None = None
         self._watch: Any = None
         self._watched_replica = 0
+        self._tables = 0
         self._close_lock = threading.Lock()
         self._closed = False
         self._threads = [
@@ -224,6 +225,7 @@ class SessionLink:
 
     def _take_table(self, table: LaneTable) -> None:
         self._endpoints = {**self._endpoints, **table.endpoints}
+        self._tables += 1
         self.intake.update(table)
 
     # --- both --------------------------------------------------------------------------------------------------------

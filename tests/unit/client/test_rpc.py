@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -102,3 +104,16 @@ def test_totals_and_transport() -> None:
     assert (totals.consumed, totals.committed, totals.images, totals.transport) == (2, 1, 7, "mixed")
     assert totals.wait_by_cause == dict.fromkeys(CAUSES, 0.0) | {"read": 0.75, "copy": 1.0}
     assert totals.wait_s == 1.75
+
+
+def test_log_lines_stay_off_the_trainers_standard_output() -> None:
+    setups = {
+        "": ("", "hello"),
+        "structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stdout))": ("hello", ""),
+    }
+    for setup, (out, err) in setups.items():
+        use = "headrace.connect('127.0.0.1:1').close(); structlog.get_logger().info('hello')"
+        code = f"import sys, structlog, headrace; {setup or 'pass'}; {use}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert (out in done.stdout, bool(done.stdout)) == (True, bool(out))
+        assert (err in done.stderr, bool(done.stderr)) == (True, bool(err))
