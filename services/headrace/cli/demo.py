@@ -18,6 +18,7 @@ from headrace.core.pipeline_spec import HorizontalFlip, PipelineSpec, RandomResi
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
     from headrace.testing.cluster import Cluster
     from headrace.testing.job_run import RunResult, StepEvent
@@ -165,38 +166,19 @@ def _facts(result: RunResult, lanes_moved: int, dropped: int, batch_size: int) -
 
 
 def _print_result(console: Console, facts: dict[str, Any], killed: str, out: Path) -> None:
-    from rich.table import Table
-
-    causes = [
-        cause
-        for cause in facts["ranks"][0]["wait_s_by_cause"]
-        if any(rank["wait_s_by_cause"][cause] >= 0.01 for rank in facts["ranks"])
-    ]
-    table = Table(title="Ranks", title_justify="left", title_style="bold")
-    for heading in ("rank", "transport", "why"):
-        table.add_column(heading)
-    for heading in ("steps", "images/s", "waited s", *causes):
-        table.add_column(heading, justify="right")
-    for rank in facts["ranks"]:
-        by_cause = [f"{rank['wait_s_by_cause'][cause]:.2f}" for cause in causes]
-        table.add_row(
-            str(rank["rank"]),
-            rank["transport"],
-            rank["transport_reason"],
-            str(rank["steps"]),
-            f"{rank['images_per_second']:.0f}",
-            f"{rank['wait_s']:.2f}",
-            *by_cause,
-        )
+    ranks = facts["ranks"]
+    table = _table("Ranks", ["rank", "transport", "steps", "images/s", "why this transport"], text_columns={1, 4})
+    for rank in ranks:
+        cells = (rank["rank"], rank["transport"], rank["steps"], f"{rank['images_per_second']:.0f}", rank["transport_reason"])
+        table.add_row(*map(str, cells))
     console.print(table)
-    audit = Table(
-        title="Audit: ids read from the pixels, against the manifest",
-        title_justify="left",
-        title_style="bold",
-        show_header=False,
-    )
-    audit.add_column()
-    audit.add_column(justify="right")
+    waits = _table("Seconds waited, by cause", ["cause", *(f"rank {rank['rank']}" for rank in ranks)], text_columns={0})
+    for cause in ranks[0]["wait_s_by_cause"]:
+        waits.add_row(cause.replace("_", " "), *(f"{rank['wait_s_by_cause'][cause]:.2f}" for rank in ranks))
+    waits.add_section()
+    waits.add_row("all", *(f"{rank['wait_s']:.2f}" for rank in ranks))
+    console.print(waits)
+    audit = _table("Audit: ids read from the pixels", ["against the manifest", "samples"], text_columns={0})
     for name in (
         "samples_expected",
         "samples_delivered",
@@ -207,17 +189,25 @@ def _print_result(console: Console, facts: dict[str, Any], killed: str, out: Pat
         "padded",
         "substituted",
     ):
-        audit.add_row(name.replace("_", " "), str(facts[name]))
-    audit.add_row("lanes moved", str(facts["lanes_moved"]))
-    audit.add_row("batches remade", str(facts["batches_remade"]))
+        audit.add_row(name.removeprefix("samples_"), str(facts[name]))
     console.print(audit)
-    verdict = (
-        "[bold green]clean[/]: every sample of each epoch exactly once" if facts["audit_clean"] else "[bold red]not clean[/]"
-    )
+    verdict = "clean[/]: every sample of each epoch exactly once" if facts["audit_clean"] else "not clean[/]"
+    colour = "[bold green]" if facts["audit_clean"] else "[bold red]"
+    console.print(f"{colour}Audit {verdict}, with {killed or 'no worker'} killed.")
     console.print(
-        f"Audit {verdict}, with worker {killed or '(none)'} killed. {facts['images_per_second']:.0f} images/s in all."
+        f"{facts['lanes_moved']} lanes moved, {facts['batches_remade']} batches were begun by one worker and made by another."
     )
-    console.print(f"Contact sheet of one augmented batch: {out / 'contact_sheet.png'}")
+    console.print(f"{facts['images_per_second']:.0f} images/s over all ranks, start and failover included.")
+    console.print(f"One augmented batch as a picture: {out / 'contact_sheet.png'}", soft_wrap=True)
+
+
+def _table(title: str, headings: list[str], text_columns: set[int]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number in text_columns else "right")
+    return table
 
 
 def _progress(console: Console) -> Progress:

@@ -20,6 +20,7 @@ import numpy as np
 import headrace
 from headrace.client.transports.protocol import TransportChoice
 from headrace.core.batch import SUBSTITUTED
+from headrace.telemetry import logging
 from headrace.telemetry.parent import exit_with_parent
 from headrace.testing import barcode, contact_sheet
 
@@ -79,6 +80,7 @@ def say(**event: Any) -> None:
 def main() -> None:
     """Run one rank from its JSON argument."""
     exit_with_parent()
+    logging.configure("trainer")
     task = RankTask(**json.loads(sys.argv[1]))
     notes = _Notes()
     with headrace.connect(task.coordinators) as client:

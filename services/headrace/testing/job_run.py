@@ -123,7 +123,11 @@ def _start(
     def read() -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            events.put(json.loads(line))
+            try:
+                events.put(json.loads(line))
+            except ValueError:
+                with log.open("a") as file:
+                    file.write(line)
         events.put({"event": "end", "rank": task.rank, "code": process.wait()})
 
     threading.Thread(target=read, name=f"demo-rank-{task.rank}", daemon=True).start()
