@@ -67,5 +67,5 @@ class BatchMeta:
         return mask
 
 
-# Order of the worker's milestones of a batch; core.starvation turns their differences into causes.
-MILESTONES: tuple[str, ...] = ("leased", "slot_free", "started", "read", "decoded", "augmented", "published")
+# Order of the worker's milestones of a batch; core.starvation turns their differences into causes. `engine`: it got its turn.
+MILESTONES: tuple[str, ...] = ("leased", "slot_free", "started", "read", "engine", "decoded", "augmented", "published")

@@ -5,8 +5,8 @@ be complete) and `handed_over` (the trainer got it). What lies between two miles
 this line and cut at the milestones, so the parts are never negative and add up to the wait:
 
 ```
-            leased  slot_free  started   read    decoded  augmented  published  received   handed_over
- lane_wait    | slot_wait | worker_busy | read | decode | augment |  transfer  | transfer |    copy
+           leased   slot_free      started  read       engine  decoded  augmented  published  received  handed_over
+ lane_wait   | slot_wait | worker_busy | read | worker_busy | decode | augment | transfer | transfer |   copy
 ```
 """
 
@@ -28,6 +28,7 @@ CAUSE_BEFORE: dict[str, str] = {
     "slot_free": "slot_wait",
     "started": "worker_busy",
     "read": "read",
+    "engine": "worker_busy",  # read ahead, while the engine made other batches
     "decoded": "decode",
     "augmented": "augment",
     "published": "transfer",

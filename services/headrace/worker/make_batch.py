@@ -107,6 +107,7 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
             "slot_free": order.slot_free_s,
             "started": order.started_s,
             "read": read_s,
+            "engine": begun,
             "decoded": begun + (augmented - begun) * share,
             "augmented": augmented,
             "published": time.monotonic(),
