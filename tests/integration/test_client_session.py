@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -269,6 +271,45 @@ def test_one_of_two_coordinators_is_enough_to_join_and_to_leave(open_job: Callab
             assert stream.join().attempt == 9
     finally:
         fleet.restart_coordinator(0)
+
+
+def test_bad_samples_are_told_once_for_each_epoch_they_were_met_in(
+    open_job: Callable[..., headrace.Job], fleet: Cluster, tmp_path: Path
+) -> None:
+    for number in range(SAMPLES):
+        Image.new("RGB", (SIDE, SIDE), (number, 0, 0)).save(tmp_path / f"{number:04d}.png")
+    (tmp_path / "0007.png").write_bytes(b"")
+    (tmp_path / "0009.png").write_bytes((tmp_path / "0009.png").read_bytes()[:-30])
+    asyncio.run(build_index(str(tmp_path)))
+    job = open_job(dataset=str(tmp_path))
+    with job.stream(epochs=2) as stream:
+        met = [
+            (batch.epoch, bad.sample_id, bad.reason) for _ in stream.epochs() for batch in stream for bad in batch.substituted
+        ]
+        assert stream.stats().substituted == len(met) == 4
+    with urllib.request.urlopen(f"http://{fleet.coordinators[0].admin_address}/api/jobs/{job.spec.name}", timeout=10) as answer:
+        told = json.load(answer)
+    assert told["bad_samples_total"] == 4
+    assert sorted((bad["epoch"], bad["sample"], bad["reason"]) for bad in told["bad_samples"]) == sorted(met)
+    assert {(epoch, sample) for epoch, sample, _ in met} == {(0, 7), (1, 7), (0, 9), (1, 9)}
+
+
+def test_a_store_that_lost_all_of_a_session_gets_it_back_from_the_rank(
+    open_job: Callable[..., headrace.Job], fleet: Cluster
+) -> None:
+    job = open_job()
+    with job.stream(epochs=2, attempt=3, wait_deadline_s=30) as stream:
+        seen = ids(stream)
+        fleet.kill_store()
+        with pytest.raises(errors.WaitTimeout, match="did not record"):
+            stream.commit(deadline_s=1)
+        fleet.restart_store(cut_last_second=True)
+        stream.commit(deadline_s=20)
+        seen += ids(stream)
+    assert sorted(seen) == sorted(2 * list(range(SAMPLES)))
+    with job.stream(epochs=2, attempt=4) as after:
+        assert after.state_dict()["epoch"] == 2 - 1  # the commit, and not the second epoch, which was never committed
+        assert len(after) == SAMPLES // BATCH
 
 
 def test_a_coordinator_that_hangs_is_left_for_the_other(open_job: Callable[..., headrace.Job], fleet: Cluster) -> None:

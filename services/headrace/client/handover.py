@@ -21,6 +21,8 @@ from headrace.core.pipeline_spec import ITEM_BYTES
 from headrace.core.session_plan import Position, SessionPlan
 from headrace.core.starvation import CAUSES, ClockOffset, split_wait
 
+MAX_CLOCKS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
@@ -83,6 +85,8 @@ class HandOver:
 
     def _explain(self, taken: TakenSlot, worker: str) -> Mapping[str, float]:
         shared = self._link.shares_clock(worker)
+        if len(self._clocks) > MAX_CLOCKS:  # workers come and go over weeks
+            self._clocks.clear()
         clock = self._clocks.setdefault((worker, shared), ClockOffset(shared))
         line = clock.shift(taken.meta.milestones, taken.received_s) | {"received": taken.received_s}
         parts = dict.fromkeys(CAUSES, 0.0)

@@ -8,6 +8,7 @@ What ends the session (superseded, rank claimed) is passed to the intake, whose 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -70,6 +71,7 @@ class SessionLink:
         self._descriptor = convert.session_to_proto(session)
         self._ids: dict[str, str | int] = {"job": session.job.name, "attempt": session.attempt, "rank": identity.rank}
         self._endpoints: dict[str, Endpoint] = {}
+        self._newest: dict[str, Endpoint] = {}
         self._stop = threading.Event()
         self._recorded = threading.Condition()
         self._recorded_commit = 0
@@ -92,7 +94,7 @@ class SessionLink:
             thread.start()
 
     def shares_clock(self, worker: str) -> bool:
-        """True if the newest lane table that named this worker has it on our node."""
+        """True if the newest two lane tables have this worker, and on our node."""
         endpoint = self._endpoints.get(worker)
         return endpoint is not None and endpoint.node == self._node
 
@@ -127,11 +129,10 @@ class SessionLink:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(CALL_DEADLINE_S + 1)
-        try:
+        with contextlib.ExitStack() as last:
+            last.callback(self._rpc.close)
+            last.callback(self.intake.close)
             self._leave()
-        finally:
-            self.intake.close()
-            self._rpc.close()
 
     # --- headrace-control --------------------------------------------------------------------------------------------
 
@@ -224,7 +225,9 @@ class SessionLink:
             self._stop.wait(WATCH_PAUSE_S)
 
     def _take_table(self, table: LaneTable) -> None:
-        self._endpoints = {**self._endpoints, **table.endpoints}
+        # The table before, too: batches of a worker that just left may still be handed over.
+        self._endpoints = {**self._newest, **table.endpoints}
+        self._newest = table.endpoints
         self._tables += 1
         self.intake.update(table)
 

@@ -133,6 +133,10 @@ class Stream:
         position = hand.position()
         return 0 if position is None else hand.plan.steps_in(position.epoch) - position.step
 
+    def __bool__(self) -> bool:
+        """A stream is true; without this, `if stream:` would ask for its length and so join."""
+        return True
+
     def _next(self) -> Batch:
         hand = self._joined()
         self._expire()

@@ -239,6 +239,15 @@ def test_staging_stops_at_the_end_of_an_epoch() -> None:
             assert (staged is None) == (batch.step == 4)
 
 
+def test_a_truth_test_does_not_join() -> None:
+    links: list[MemoryLink] = []
+    made = stream(on_link=links.append)
+    assert made
+    assert links == []
+    assert len(made) == 5
+    assert len(links) == 1
+
+
 def test_loading_a_state_too_late_is_refused() -> None:
     with stream() as made:
         state = made.state_dict()

@@ -42,7 +42,8 @@ class TensorBatch:
 def as_tensors(stream: Stream, device: str | torch.device = "cpu", *, zero_copy: bool = False) -> Iterator[TensorBatch]:
     """The rest of the stream's epoch on `device`.
 
-    zero_copy: on the CPU, pixels alias the slot: never write to them, and don't use them after the next batch was asked for.
+    zero_copy: on the CPU, pixels alias the slot: writing to them kills the process, and once the next batch was asked for
+    they hold another batch.
     Raises what `next()` of the stream raises.
     """
     target = torch.device(device)
