@@ -140,11 +140,13 @@ class Plane:
             return False
         kind, index, token = link.to_rank.popleft()
         arrivals = self.ranks[link.rank].arrivals
+        newest = arrivals.tokens[(index * self.world + link.rank) % self.lanes]
         if kind == "started":
             verdict = arrivals.started(link.number, link.worker, index, token, self.clock_s)
         else:
             verdict = arrivals.ready(Arrival(index, token, link.number, link.worker, link.number, 1, self.clock_s))
         assert verdict is not Verdict.OUTSIDE
+        assert verdict is not Verdict.ACCEPTED or token >= newest, "a lease that was lost delivered"
         return True
 
     def cut(self, link: Link) -> None:

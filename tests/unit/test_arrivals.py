@@ -1,0 +1,134 @@
+"""core.arrivals rule by rule; histories are in tests/simulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.arrivals import Arrival, Arrivals, Failure, Verdict
+
+LANES = 4
+
+
+@pytest.fixture
+def arrivals() -> Arrivals:
+    """Window 3, lane = index mod 4, 100 batches; lanes of w1 under token 5."""
+    made = Arrivals(lambda index: index % LANES if index < 100 else None, LANES, 3)
+    assert not made.table(["w1"] * LANES, [5] * LANES, 3, 0.0)
+    return made
+
+
+def batch(index: int, token: int = 5, link: int = 1, worker: str = "w1") -> Arrival:
+    return Arrival(index, token, link, worker, place=link, total_bytes=1, at_s=1.0)
+
+
+def failed(index: int, worker: str = "w1") -> Failure:
+    return Failure(index, 0, worker, "batch_failed", "all bad", {})
+
+
+def test_first_of_duplicates_stays(arrivals: Arrivals) -> None:
+    assert arrivals.ready(batch(0, link=1)) is Verdict.ACCEPTED
+    assert arrivals.ready(batch(0, link=2)) is Verdict.DUPLICATE
+    assert arrivals.get(0) == batch(0, link=1)
+    assert arrivals.duplicates == 1
+
+
+@pytest.mark.parametrize("kind", ["started", "ready"])
+def test_a_lower_token_than_the_tables_or_a_messages_is_stale(arrivals: Arrivals, kind: str) -> None:
+    def say(token: int) -> Verdict:
+        return arrivals.started(1, "w1", 0, token, 0.0) if kind == "started" else arrivals.ready(batch(0, token))
+
+    assert say(4) is Verdict.STALE
+    arrivals.started(2, "w2", 0, 9, 0.0)
+    assert say(8) is Verdict.STALE
+    assert say(9) is Verdict.ACCEPTED
+    assert arrivals.refused == (2 if kind == "ready" else 0)
+
+
+def test_an_accepted_batch_stays_when_the_token_rises_or_its_link_ends(arrivals: Arrivals) -> None:
+    arrivals.ready(batch(0))
+    arrivals.table(["w2"] * LANES, [6] * LANES, 3, 1.0)
+    arrivals.link_gone(1)
+    assert arrivals.get(0) == batch(0)
+    assert arrivals.places() == {1}
+
+
+def test_late_and_outside(arrivals: Arrivals) -> None:
+    arrivals.release(2)
+    assert arrivals.ready(batch(1)) is Verdict.LATE
+    assert arrivals.ready(batch(4)) is Verdict.ACCEPTED
+    assert arrivals.ready(batch(5)) is Verdict.OUTSIDE
+    arrivals.release(99)
+    assert arrivals.ready(batch(100)) is Verdict.OUTSIDE
+
+
+def test_a_refused_index_restarts_the_link_once_its_producer_owns_the_lane(arrivals: Arrivals) -> None:
+    arrivals.table(["w2"] * LANES, [6] * LANES, 3, 1.0)
+    assert arrivals.ready(batch(0)) is Verdict.STALE
+    assert not arrivals.must_restart(1, "w1")
+    arrivals.table(["w1"] * LANES, [7] * LANES, 3, 2.0)
+    assert arrivals.must_restart(1, "w1")
+    arrivals.ready(batch(0, 7, link=2, worker="w2"))
+    assert not arrivals.must_restart(1, "w1"), "it came from elsewhere"
+
+
+def test_an_index_told_as_had_and_then_discarded_restarts_the_owners_link(arrivals: Arrivals) -> None:
+    arrivals.ready(batch(1))
+    arrivals.table(["w2"] * LANES, [6] * LANES, 3, 1.0)
+    assert arrivals.hello(2) == (0, (1,))
+    assert not arrivals.must_restart(2, "w2")
+    assert arrivals.discard(1) == batch(1)
+    assert arrivals.get(1) is None
+    assert arrivals.must_restart(2, "w2")
+    arrivals.link_gone(2)
+    assert arrivals.hello(3) == (0, ())
+    assert not arrivals.must_restart(3, "w2")
+
+
+def test_remade_counts_batches_begun_under_one_lease_and_delivered_under_another(arrivals: Arrivals) -> None:
+    arrivals.started(1, "w1", 0, 5, 0.0)
+    arrivals.started(1, "w1", 1, 5, 0.0)
+    arrivals.link_gone(1)
+    arrivals.ready(batch(0, 6, link=2, worker="w2"))
+    arrivals.ready(batch(1, 5, link=3))
+    assert arrivals.remade == 1
+
+
+def test_a_failure_counts_under_its_starts_token_and_until_that_is_outdated(arrivals: Arrivals) -> None:
+    assert arrivals.failed(2, failed(0, "w2")) is Verdict.STALE, "neither started nor owned by w2"
+    arrivals.started(1, "w1", 0, 5, 0.0)
+    assert arrivals.failed(1, failed(0)) is Verdict.ACCEPTED
+    assert isinstance(arrivals.get(0), Failure)
+    assert arrivals.failed(1, failed(1)) is Verdict.ACCEPTED, "the lane's owner need not have started"
+    arrivals.table(["w1"] * LANES, [6] * LANES, 3, 1.0)
+    assert arrivals.get(0) is None
+    assert arrivals.must_restart(1, "w1"), "under a new lease it is tried again"
+    arrivals.ready(batch(2, 6))
+    assert arrivals.failed(1, failed(2)) is Verdict.DUPLICATE, "what is here stays"
+
+
+def test_pending(arrivals: Arrivals) -> None:
+    assert not arrivals.pending(1)
+    arrivals.started(1, "w1", 0, 5, 0.0)
+    assert arrivals.pending(1)
+    arrivals.table(["w2"] * LANES, [6] * LANES, 3, 1.0)
+    assert not arrivals.pending(1), "its delivery would be refused"
+    arrivals.ready(batch(1, 6, link=1))
+    assert arrivals.pending(1)
+    arrivals.release(2)
+    assert not arrivals.pending(1)
+
+
+def test_awaited_names_owner_and_start_with_their_times(arrivals: Arrivals) -> None:
+    arrivals.table(["", "w2", "w1", "w1"], [5, 6, 5, 5], 3, 10.0)
+    arrivals.started(2, "w2", 1, 6, 12.0)
+    free, begun = arrivals.awaited(0), arrivals.awaited(1)
+    assert (free.lane, free.worker, free.owner_since_s, free.started_by) == (0, "", 10.0, "")
+    assert (begun.worker, begun.token, begun.owner_since_s) == ("w2", 6, 10.0)
+    assert (begun.started_by, begun.started_since_s) == ("w2", 12.0)
+    assert arrivals.awaited(2).owner_since_s == 0.0
+
+
+def test_the_window_grows_and_never_shrinks(arrivals: Arrivals) -> None:
+    assert arrivals.table(["w1"] * LANES, [5] * LANES, 5, 0.0)
+    assert not arrivals.table(["w1"] * LANES, [5] * LANES, 2, 0.0)
+    assert arrivals.ready(batch(4)) is Verdict.ACCEPTED
