@@ -186,13 +186,14 @@ def _give_unowned(
     """Deal free lanes group by group, so that neighbouring batches of one rank come from different workers."""
     held = _held(kept, fleet)
     behind = {name for name, _ in fleet.lagging}
-    for lane in sorted((lane for lane, owner in kept.items() if not owner), key=lambda lane: (lane % groups, lane)):
+    free = sorted((lane for lane, owner in kept.items() if not owner), key=lambda lane: (lane % groups, lane))
+    for i, lane in enumerate(free):
         room = [name for name in held if held[name] < target[name] and name not in behind]
         able = room or [name for name in held if name not in behind] or list(held)
-        name = min(
-            able,
-            key=lambda name: (held[name] > 0, (name, lane % groups) not in local, (held[name] + 1) / fleet.weights[name], name),
-        )
+        empty = [name for name in able if not held[name]]
+        if len(empty) >= len(free) - i:
+            able = empty  # the last lanes go to those who would have none
+        name = min(able, key=lambda name: ((name, lane % groups) not in local, (held[name] + 1) / fleet.weights[name], name))
         kept[lane] = name
         held[name] += 1
 

@@ -1,0 +1,309 @@
+"""Random lives of one job against the memory store: joins, reports, heartbeats, ticks, deaths, and stores that forget.
+
+The machine runs the real ledger (load, apply, compare-and-set) under a clock of its own. What must hold at any time:
+no token is issued twice, no two workers hold one lane under one token, cursors never go back within an attempt unless the
+store forgot them, and once faults stop and a worker lives, every lane has an owner that lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from prometheus_client import CollectorRegistry
+
+from headrace.coordinator.instruments import Instruments
+from headrace.coordinator.ledger import Fleet, Ledger, Outcome
+from headrace.coordinator.store_memory import MemoryStore
+from headrace.core.errors import HeadraceError, RankClaimed, SessionSuperseded, SessionUnknown, StaleToken, StateMismatch
+from headrace.core.events import Adopt, Event, Join, Joined, Leave, Observe, Open, Progress, Rules, Tick
+from headrace.core.job import Endpoint, JobSpec, Session
+from headrace.core.records import WorkerRecord
+
+SPEC = JobSpec("job", "/data", 64, manifest_hash="aa", samples=1000)  # 15 batches, 6 lanes
+WORLD = 2
+LANES = 6
+S = 1_000_000
+TTL_US = 3 * S
+RULES = Rules(rank_ttl_us=5 * S, idle_us=10_000 * S)
+
+
+class Client:
+    """One trainer process of one rank."""
+
+    def __init__(self, rank: int, nonce: str) -> None:
+        self.rank = rank
+        self.nonce = nonce
+        self.session: Session | None = None
+        self.consumed = 0
+        self.committed = 0
+        self.ended = False
+
+
+class Worker:
+    """One run of a worker process."""
+
+    def __init__(self, name: str, incarnation: int) -> None:
+        self.endpoint = Endpoint(name, f"{name}-{incarnation}", "n", f"{name}:1", "")
+        self.held: dict[int, int] = {}
+        self.draining = False
+        self.session: Session | None = None
+
+
+class CoordinatorMachine(RuleBasedStateMachine):
+    """See the module."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.now_us = 1_700_000_000 * S
+        self.store = MemoryStore(lambda: self.now_us)
+        self.ledgers = [Ledger(self.store, RULES, Instruments(CollectorRegistry())) for _ in range(2)]
+        self.clients: dict[int, Client] = {}
+        self.workers: dict[str, Worker] = {}
+        self.born = 0
+        # (lane, token) -> the incarnation that it was issued to
+        self.issued: dict[tuple[int, int], str] = {}
+        self.committed: dict[tuple[int, int], int] = {}
+        self._do(Open(SPEC, WORLD))
+        self.reports: list[Progress] = []
+        # Begin where it gets interesting: with a session and two workers that hold its lanes.
+        self.saved, self.saved_us = self.store.snapshot(), self.now_us
+        self.all_poll()
+        for name in "ab":
+            self.worker_beats(name)
+        self.store_syncs()
+
+    def _run(self, call: Any) -> Any:
+        return self.loop.run_until_complete(call)
+
+    def _do(self, event: Event, rank: int | None = None) -> Outcome:
+        ledger = self.ledgers[self.born % 2]
+        outcome: Outcome = self._run(ledger.update("job", event, rank))
+        return outcome
+
+    def _fleet(self) -> Fleet:
+        fleet: Fleet = self._run(self.ledgers[0].fleet())
+        return fleet
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 2.0, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now_us += int(seconds * S)
+
+    @rule()
+    def tick(self) -> None:
+        self.now_us += 1000
+        self._do(Tick(1000))
+
+    # --- trainers -----------------------------------------------------------------------------------------------------
+
+    @rule(rank=st.integers(0, WORLD - 1), attempt=st.sampled_from([0, 0, 0, 1, 2]))
+    def client_polls(self, rank: int, attempt: int) -> None:
+        client = self.clients.get(rank)
+        if client is None or client.ended:
+            self.born += 1
+            client = self.clients[rank] = Client(rank, f"c{self.born}")
+        if client.session is not None:
+            return
+        try:
+            outcome = self._do(Join(attempt, rank, WORLD, client.nonce, None, "", 0, "n", 0))
+        except (RankClaimed, SessionSuperseded, StateMismatch):
+            return
+        client.session = next(effect for effect in outcome.effects if isinstance(effect, Joined)).session
+
+    @rule()
+    def all_poll(self) -> None:
+        for rank in [*range(WORLD), *range(WORLD)]:
+            self.client_polls(rank, 0)
+
+    @rule(which=st.integers(0, 100))
+    def overtaken_report_arrives(self, which: int) -> None:
+        if not self.reports:
+            return
+        report = self.reports[which % len(self.reports)]
+        with contextlib.suppress(SessionSuperseded, RankClaimed, SessionUnknown):
+            self._do(report, report.rank)
+
+    @rule(
+        rank=st.integers(0, WORLD - 1),
+        steps=st.integers(0, 5),
+        commit=st.booleans(),
+        leave=st.sampled_from([False] * 7 + [True]),
+    )
+    def client_reports(self, rank: int, steps: int, commit: bool, leave: bool) -> None:
+        client = self.clients.get(rank)
+        if client is None or client.session is None or client.ended:
+            return
+        client.consumed += steps
+        if commit:
+            client.committed = client.consumed
+        attempt = client.session.attempt
+        report = Progress(
+            attempt, rank, client.nonce, client.session, client.consumed, client.committed, elapsed_s=client.consumed
+        )
+        self.reports.append(report)
+        try:
+            self._do(Leave(attempt, rank, client.nonce, report) if leave else report, rank)
+        except (SessionSuperseded, RankClaimed):
+            client.ended = True
+            return
+        client.ended = leave
+        self.committed[attempt, rank] = max(self.committed.get((attempt, rank), 0), client.committed)
+
+    @rule(rank=st.integers(0, WORLD - 1))
+    def client_watches(self, rank: int) -> None:
+        client = self.clients.get(rank)
+        if client is None or client.session is None or client.ended:
+            return
+        try:
+            self._do(Observe(client.session.attempt, rank, client.nonce, client.session), rank)
+        except (SessionSuperseded, RankClaimed):
+            client.ended = True
+
+    @rule(rank=st.integers(0, WORLD - 1))
+    def client_dies(self, rank: int) -> None:
+        self.clients.pop(rank, None)
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def _beat(self, worker: Worker) -> None:
+        record = WorkerRecord(worker.endpoint, "fp", SPEC.pipeline.op_names, 0.0, 1, worker.draining, 0)
+        try:
+            self._run(self.ledgers[0].heartbeat(record, TTL_US))
+        except StaleToken:
+            self.workers = {name: other for name, other in self.workers.items() if other is not worker}
+            return
+        if worker.held and worker.session is not None and not worker.draining:
+            held = tuple(worker.held.items())
+            self._do(Adopt(worker.endpoint.worker, worker.endpoint.incarnation, worker.session.attempt, held, worker.session))
+        state = self._do(Tick(1000)).state
+        worker.held, worker.session = {}, None
+        if state.session is not None and state.session.formed and state.job is not None:
+            worker.session = state.session.session(state.job)
+            mine = (worker.endpoint.worker, worker.endpoint.incarnation)
+            worker.held = {n: lane.token for n, lane in state.lanes.items() if (lane.owner, lane.incarnation) == mine}
+
+    @rule(name=st.sampled_from("abc"))
+    def worker_beats(self, name: str) -> None:
+        self.now_us += 1000
+        if name not in self.workers:
+            self.born += 1
+            self.workers[name] = Worker(name, self.born)
+        self._beat(self.workers[name])
+
+    @rule()
+    def all_workers_beat(self) -> None:
+        for worker in list(self.workers.values()):
+            self.now_us += 1000
+            self._beat(worker)
+
+    @rule(name=st.sampled_from("abc"))
+    def worker_dies(self, name: str) -> None:
+        self.workers.pop(name, None)
+
+    @rule(name=st.sampled_from("abc"))
+    def worker_drains(self, name: str) -> None:
+        if name in self.workers:
+            self.workers[name].draining = True
+
+    # --- the store ----------------------------------------------------------------------------------------------------
+
+    @rule()
+    def store_syncs(self) -> None:
+        self.saved, self.saved_us = self.store.snapshot(), self.now_us
+
+    @precondition(lambda self: self.now_us - self.saved_us <= 2 * S)
+    @rule()
+    def store_forgets(self) -> None:
+        self._note_tokens()
+        self.now_us += 1000
+        self.store.restore(self.saved)
+        self._forgot()
+
+    @rule()
+    def store_forgets_all(self) -> None:
+        self._note_tokens()
+        self.now_us += 1000
+        self.store.restore(({}, {}))
+        self._do(Open(SPEC, WORLD))
+        self.saved, self.saved_us = self.store.snapshot(), self.now_us
+        self._forgot()
+
+    def _forgot(self) -> None:
+        self.committed.clear()
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    def _note_tokens(self) -> None:
+        for number, lane in self._look().state.lanes.items():
+            if lane.owner:
+                holder = self.issued.setdefault((number, lane.token), lane.incarnation)
+                assert holder == lane.incarnation, (
+                    f"lane {number}: token {lane.token} of {holder} was issued again to {lane.incarnation}"
+                )
+
+    def _look(self) -> Outcome:
+        """The records as they are (a leave by nobody changes nothing), with all lanes."""
+        outcome: Outcome = self._run(self.ledgers[0].update("job", Adopt("", "", 0, (), None)))
+        return outcome
+
+    @invariant()
+    def tokens_are_issued_once(self) -> None:
+        if not hasattr(self, "ledgers"):
+            return
+        self._note_tokens()
+
+    @invariant()
+    def committed_never_goes_back(self) -> None:
+        if not hasattr(self, "ledgers"):
+            return
+        state = self._do(Tick(1000)).state
+        for (attempt, rank), committed in self.committed.items():
+            record = state.ranks.get(rank)
+            if record is not None and record.attempt == attempt:
+                assert record.committed >= committed
+            elif record is not None:
+                assert record.attempt > attempt
+
+    def teardown(self) -> None:
+        """Faults stop: a fresh worker and the living clients go on, and every lane gets an owner that lives."""
+        if not hasattr(self, "ledgers"):
+            return
+        try:
+            self._recover()
+        finally:
+            self.loop.close()
+
+    def _recover(self) -> None:
+        self.now_us += 7 * S
+        self._do(Open(SPEC, WORLD))
+        for rank in range(WORLD):  # the trainers are started anew
+            self.clients[rank] = Client(rank, f"last{rank}")
+        for _ in range(4):
+            for client in self.clients.values():
+                self._join_at_last(client)
+        assert all(client.session is not None for client in self.clients.values())
+        self.workers = {"a": Worker("a", 10_000)}
+        self._beat(self.workers["a"])
+        state = self._do(Tick(1000)).state
+        assert [state.lanes[n].owner for n in range(LANES)] == ["a"] * LANES
+        assert self.workers["a"].held.keys() == set(range(LANES))
+
+    def _join_at_last(self, client: Client) -> None:
+        self.now_us += S // 10
+        try:
+            outcome = self._do(Join(0, client.rank, WORLD, client.nonce, None, "", 0, "n", 0))
+        except HeadraceError as error:
+            assert isinstance(error, RankClaimed | SessionSuperseded | SessionUnknown), error
+            return
+        client.session = next(effect for effect in outcome.effects if isinstance(effect, Joined)).session
+
+
+TestCoordinatorMachine = CoordinatorMachine.TestCase
+TestCoordinatorMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, print_blob=True)
