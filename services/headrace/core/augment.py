@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.exact_math import exp, log
 from headrace.core.pipeline_spec import (
     OP_NAMES,
     CenterCrop,
@@ -262,13 +263,13 @@ def _draw_boxes(
     Try t of a row always takes block first_block + t of its stream, so rows that need no further try cost nothing.
     """
     tall = isinstance(op, RandomErasing)  # torchvision: aspect is height/width here, width/height in crops
-    log_low, log_high = _log(op.ratio[0]), _log(op.ratio[1])
+    log_low, log_high = log(op.ratio[0]), log(op.ratio[1])
     boxes = np.zeros((len(sizes), 4), dtype=np.int64)
     todo = np.arange(len(sizes))
     for attempt in range(BOX_TRIES):
         area, shape, y, x = draw.rows(todo)(4, first_block + attempt).T
         pixels = sizes[todo, 0] * sizes[todo, 1] * _between(area, *op.scale)
-        aspect = _exp(_between(shape, log_low, log_high))
+        aspect = exp(_between(shape, log_low, log_high))
         along, across = np.rint(np.sqrt(pixels * aspect)), np.rint(np.sqrt(pixels / aspect))
         box = np.stack([along, across] if tall else [across, along], axis=1).astype(np.int64)
         spare = sizes[todo] - box
@@ -302,25 +303,3 @@ def _erase(op: RandomErasing, draw: _Draw, sizes: Ints) -> EraseParams:
     rows = np.flatnonzero(draw(1)[:, 0] < op.p)
     boxes[rows], _ = _draw_boxes(op, draw.rows(rows), sizes[rows], first_block=1, margin=1)
     return EraseParams(*boxes.T)
-
-
-def _log(value: float) -> float:
-    """Natural logarithm from add, multiply and divide alone: math.log may differ in the last bit from machine to machine."""
-    mantissa, exponent = math.frexp(value)
-    ratio = (mantissa - 1.0) / (mantissa + 1.0)
-    square, total, power = ratio * ratio, 0.0, ratio
-    for odd in range(1, 60, 2):
-        total += power / odd
-        power *= square
-    return exponent * 0.6931471805599453 + 2.0 * total
-
-
-def _exp(values: Floats) -> Floats:
-    """Exponential of |values| < 16 from add and multiply alone, for the same reason (numpy's own depends on the CPU)."""
-    small = values * (1.0 / 1024)
-    total = np.ones_like(small)
-    for term in range(8, 0, -1):
-        total = 1.0 + small * total * (1.0 / term)
-    for _ in range(10):
-        total = total * total
-    return total
