@@ -10,7 +10,6 @@ y counts rows from the top, x columns from the left. A box is [y, y + height) by
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
