@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +25,7 @@ from headrace.core.errors import ConfigInvalid, SourceUnavailable
 from headrace.datasets.storage import ObjectInfo, ObjectMissing, check_path, mask_address
 
 T = TypeVar("T")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s\"'<>]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,10 @@ class Retry:
 
 
 class ObjectStorage:
-    """A prefix in a bucket, or below an HTTP address."""
+    """A prefix in a bucket, or below an HTTP address.
+
+    Errors of obstore are told in one line and not chained: their text holds the address with its credentials.
+    """
 
     is_local = False
 
@@ -56,7 +61,7 @@ class ObjectStorage:
                 retry_config={"max_retries": 2, "retry_timeout": limit},
             )
         except (BaseError, ValueError) as error:
-            raise ConfigInvalid(f"{self.address} cannot be opened: {_short(error)}", address=self.address) from error
+            raise ConfigInvalid(f"{self.address} cannot be opened: {_short(error)}", address=self.address) from None
 
     async def get(self, path: str) -> bytes:
         """The whole object."""
@@ -100,23 +105,23 @@ class ObjectStorage:
         for attempt in range(1, self._retry.attempts + 1):
             try:
                 return await request()
-            except FileNotFoundError as error:
+            except FileNotFoundError:
                 raise ObjectMissing(
                     f"{self.address}: {path or 'the prefix'} is not there", path=path, address=self.address
-                ) from error
+                ) from None
             except (PermissionDeniedError, UnauthenticatedError) as error:
                 raise SourceUnavailable(
                     f"{self.address} refuses access: check the credentials ({_short(error)})", path=path, address=self.address
-                ) from error
+                ) from None
             except (InvalidPathError, NotSupportedError, UnknownConfigurationKeyError) as error:
                 raise ConfigInvalid(
                     f"{self.address} cannot do that: {_short(error)}", path=path, address=self.address
-                ) from error
+                ) from None
             except (BaseError, OSError, ValueError) as error:
                 if attempt == self._retry.attempts:
                     raise SourceUnavailable(
                         f"{self.address} failed {attempt} times: {_short(error)}", path=path, address=self.address
-                    ) from error
+                    ) from None
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter against herds, not a secret
             delay_s *= 2
         raise AssertionError("the last attempt returns or raises")
@@ -127,5 +132,7 @@ def _hidden(path: str) -> bool:
 
 
 def _short(error: BaseException) -> str:
-    """First line of obstore's long debug text."""
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+    """First line of obstore's long debug text, without the credentials that addresses in it may hold."""
+    text = str(error).strip()
+    first = text.splitlines()[0][:600] if text else type(error).__name__
+    return _ADDRESS.sub(lambda match: mask_address(match.group()), first)[:300]
