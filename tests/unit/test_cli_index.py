@@ -1,0 +1,60 @@
+"""`headrace index` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headrace.cli.main import cli
+from headrace.testing.tars import write_dataset, write_tar
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["index", *map(str, arguments)])
+
+
+def test_says_what_was_found_and_where_the_manifest_is(tmp_path: Path) -> None:
+    write_dataset(tmp_path, 3, 200)
+    result = run(tmp_path, "--batch-size", 100)
+    assert result.exit_code == 0, result.output
+    pointer = json.loads((tmp_path / "manifest.json").read_text())["headrace_manifest"]
+    for said in ("webdataset", "600", "int, 10 classes", "of 100:", "10 of 10 classes", pointer, "bad       none"):
+        assert said in result.output
+    assert "sorted" not in result.output
+
+
+def test_warns_of_class_sorted_data_and_names_bad_samples(tmp_path: Path) -> None:
+    parts = [(f"{i:04}.{e}", b) for i in range(600) for e, b in (("jpg", b"x"), ("cls", b"%d" % (i // 60)))]
+    write_tar(tmp_path / "a.tar", [*parts, ("odd.jpg", b"x"), ("odd.cls", b"dog")])
+    result = run(tmp_path)
+    assert result.exit_code == 0 and "sorted by class" in result.output
+    assert "1 bad_label" in result.output and "bad: odd in a.tar" in result.output and "'dog'" in result.output
+
+
+def test_class_list_and_exclusions_from_files(tmp_path: Path) -> None:
+    write_tar(tmp_path / "d" / "a.tar", [(f"{i}.{e}", b) for i in range(4) for e, b in (("jpg", b"x"), ("txt", b"dog"))])
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    (tmp_path / "skip.txt").write_text("2\n")
+    result = run(tmp_path / "d", "--labels", "txt", "--classes", tmp_path / "classes.txt", "--exclude", tmp_path / "skip.txt")
+    assert result.exit_code == 0 and "2 classes" in result.output and "excluded  1" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [("zero.tar", b"", "zero.tar is empty"), ("text.tar", b"hello" * 200, "not a tar"), ("x.txt", b"", "no tar and no image")],
+)
+def test_errors_are_one_line_and_exit_status_1(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    result = run(tmp_path)
+    assert result.exit_code == 1 and said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and "Traceback" not in result.output
+
+
+def test_a_class_list_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text('{"cat": "one"}')
+    for path in (tmp_path / "nowhere", tmp_path / "bad.json"):
+        result = run(tmp_path, "--classes", path)
+        assert result.exit_code == 1 and "Traceback" not in result.output and result.stderr.startswith("headrace:")
