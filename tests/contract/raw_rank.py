@@ -6,7 +6,7 @@ import asyncio
 import mmap
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -192,14 +192,16 @@ class Harness:
         assert isinstance(first, messages.Welcome), first
         return rank
 
-    async def settle(self, condition: object = None) -> None:
+    async def settle(self, condition: Callable[[], bool] | None = None) -> None:
         """Wait until a condition holds, or a moment."""
-        if condition is None:
-            await asyncio.sleep(0.1)
-            return
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():  # type: ignore[operator]  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.005)
+        await (asyncio.sleep(0.1) if condition is None else eventually(condition))
+
+
+async def eventually(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+    """Wait until a condition holds; TimeoutError if it does not."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from headrace.wire import messages
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_local import LocalServer
 from headrace.worker.unix_socket import BoundSocket
-from tests.contract.raw_rank import HELLO, SHAPE, LocalRank, serving
+from tests.contract.raw_rank import HELLO, SHAPE, LocalRank, eventually, serving
 
 CHILD = """
 import sys
@@ -177,11 +177,21 @@ async def test_a_rank_that_leaves_during_admission_leaves_nothing(path: Path) ->
     await rank.send(HELLO)
     await entered.wait()
     await rank.close()
-    async with asyncio.timeout(5):
-        while server.connections:  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.005)
+    await eventually(lambda: not server.connections)
     leave.set()
     await asyncio.sleep(0.05)
     assert producer.events == []
     assert slab_mappings() == 0
     await server.close(0.0)
+
+
+async def test_a_refusal_is_read_though_more_was_sent(path: Path) -> None:
+    """Closing a socket with unread input resets the peer, which would see that error before the REFUSE."""
+    async with serving("shm", path) as harness:
+        rank = harness.rank()
+        assert isinstance(rank, LocalRank)
+        for data in [b"\xff", *[messages.encode(messages.Next(index)) for index in range(100)]]:
+            rank.socket.send(data)
+        (refusal,) = await rank.until_gone()
+        assert isinstance(refusal, messages.Refuse) and refusal.code == "protocol_mismatch"
+        await rank.close()

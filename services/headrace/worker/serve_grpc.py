@@ -251,21 +251,28 @@ class GrpcPort(RankPort):
 
     async def _send_batch(self, write: Write, index: int) -> None:
         batch = self._sending = self._staged.pop(index)
-        view = self._slab.slot(batch.number)
-        digest = xxhash.xxh3_64()
         try:
-            for offset in range(0, batch.total_bytes, messages.CHUNK_BYTES):
-                if index < self.next_index or self._violation is not None:  # it was made elsewhere, or nobody will read it
-                    return
-                data = view[offset : min(offset + messages.CHUNK_BYTES, batch.total_bytes)]
-                digest.update(data)
-                await self._write(write, b"".join((messages.chunk_header(index, batch.token, offset, len(data)), data)))
-                await self._send_control(write)
-            ready = messages.Ready(index, batch.token, self._generation, batch.total_bytes, digest.intdigest())
-            await self._write(write, messages.encode(ready))
+            with self._slab.slot(batch.number) as view:
+                checksum = await self._send_chunks(write, index, batch, view)
+            if checksum is not None:
+                ready = messages.Ready(index, batch.token, self._generation, batch.total_bytes, checksum)
+                await self._write(write, messages.encode(ready))
         finally:
             self._sending = None
             self._slot_freed()
+
+    async def _send_chunks(self, write: Write, index: int, batch: _Staged, view: memoryview) -> int | None:
+        """Returns the checksum, or None if it was not sent to the end."""
+        digest = xxhash.xxh3_64()
+        for offset in range(0, batch.total_bytes, messages.CHUNK_BYTES):
+            if index < self.next_index or self._violation is not None:  # it was made elsewhere, or nobody will read it
+                return None
+            with view[offset : min(offset + messages.CHUNK_BYTES, batch.total_bytes)] as data:
+                digest.update(data)
+                message = b"".join((messages.chunk_header(index, batch.token, offset, len(data)), data))
+            await self._write(write, message)
+            await self._send_control(write)
+        return digest.intdigest()
 
     async def _write(self, write: Write, data: bytes) -> None:
         self.sending_since_s = time.monotonic()
