@@ -6,6 +6,8 @@ import asyncio
 import gc
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -112,7 +114,7 @@ def test_two_ranks_share_an_epoch_and_leave_nothing_behind(
     def train(rank: int) -> tuple[list[int], headrace.StreamStats]:
         with job.stream(rank=rank, world=2, epochs=2, transport=("shm", "grpc")[rank]) as stream:
             seen = [sample for _ in stream.epochs() for sample in ids(stream)]
-            return seen, stream.stats()
+        return seen, stream.stats()
 
     ranks = [result(future) for future in [pool.submit(train, rank) for rank in range(2)]]
     assert sorted(ranks[0][0] + ranks[1][0]) == sorted(2 * list(range(SAMPLES)))
@@ -310,6 +312,34 @@ def test_a_store_that_lost_all_of_a_session_gets_it_back_from_the_rank(
     with job.stream(epochs=2, attempt=4) as after:
         assert after.state_dict()["epoch"] == 2 - 1  # the commit, and not the second epoch, which was never committed
         assert len(after) == SAMPLES // BATCH
+
+
+def test_a_stream_that_nobody_closes_is_closed_when_it_is_dropped(open_job: Callable[..., headrace.Job]) -> None:
+    job = open_job()
+    stream = job.stream(epochs=1)
+    assert len(client_threads()) == 0
+    assert len(ids(stream)) == SAMPLES
+    assert len(client_threads()) == 3
+    del stream
+    gc.collect()
+    wait_for(lambda: client_threads() == [])
+
+
+def test_a_stream_that_nobody_closes_ends_with_the_process(open_job: Callable[..., headrace.Job], fleet: Cluster) -> None:
+    """It also gives its rank back: the next attempt need not wait for the claim to lapse."""
+    spec = open_job().spec
+    code = f"""
+import json, sys, headrace
+job = headrace.connect({fleet.addresses!r}).open(headrace.JobSpec.from_dict(json.loads(sys.argv[1])))
+stream = job.stream(transport="grpc")
+print(next(iter(stream)).index)
+"""
+    arguments = [sys.executable, "-c", code, json.dumps(spec.to_dict())]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert "Traceback" not in done.stderr
+    with headrace.connect(fleet.addresses) as client, client.open(spec).stream(join_deadline_s=2) as after:
+        assert after.join().attempt == 2
 
 
 def test_a_coordinator_that_hangs_is_left_for_the_other(open_job: Callable[..., headrace.Job], fleet: Cluster) -> None:

@@ -41,6 +41,10 @@ class Link(Protocol):
         """Block until the coordinator has recorded a commit count. Raises WaitTimeout, or what ended the session."""
         ...
 
+    def abandon(self) -> None:
+        """The stream is gone unclosed: close soon, in another thread. Takes no lock and does not wait."""
+        ...
+
     def close(self) -> None:
         """Leave the session with the last cursors and end all threads, processes and sockets; idempotent; seconds at most."""
         ...

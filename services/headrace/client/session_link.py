@@ -8,6 +8,7 @@ What ends the session (superseded, rank claimed) is passed to the intake, whose 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
@@ -83,13 +84,15 @@ class SessionLink:
         self._tables = 0
         self._close_lock = threading.Lock()
         self._closed = False
+        self._abandoned = False
         self._threads = [
             threading.Thread(target=self._guarded, args=(self._report_until_stop,), name="headrace-control", daemon=True),
             threading.Thread(target=self._guarded, args=(self._watch_until_stop,), name="headrace-watch", daemon=True),
         ]
 
     def start(self) -> None:
-        """Begin to report and to watch."""
+        """Begin to report and to watch. A stream that nobody closes is closed when the interpreter exits."""
+        atexit.register(self.close)
         for thread in self._threads:
             thread.start()
 
@@ -120,6 +123,7 @@ class SessionLink:
             if self._closed:
                 return
             self._closed = True
+        atexit.unregister(self.close)
         self._stop.set()
         with self._recorded:
             self._recorded.notify_all()
@@ -127,27 +131,37 @@ class SessionLink:
         if watch is not None:
             watch.cancel()
         for thread in self._threads:
-            if thread.is_alive():
+            if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(CALL_DEADLINE_S + 1)
         with contextlib.ExitStack() as last:
             last.callback(self._rpc.close)
             last.callback(self.intake.close)
             self._leave()
 
+    def abandon(self) -> None:
+        """See Link. No more than a note for `headrace-control`: the garbage collector may call it, under any lock."""
+        self._abandoned = True
+
     # --- headrace-control --------------------------------------------------------------------------------------------
 
     def _report_until_stop(self) -> None:
         while not self._stop.wait(REPORT_INTERVAL_S):
-            self._tell_slow_wait()
-            try:
-                self._report(self._progress.snapshot())
-                self._found()
-            except HeadraceError as error:
-                if not self._go_on_after(error):
-                    return
-            watch = self._watch
-            if watch is not None and self._watched_replica != self._rpc.current()[0]:
-                watch.cancel()  # that replica did not answer a report; its watch would be silent until its deadline
+            if self._abandoned:
+                log.warning("stream_not_closed", **self._ids)
+                self.close()
+            elif self._ended is None:
+                self._tell_slow_wait()
+                self._report_once()
+
+    def _report_once(self) -> None:
+        try:
+            self._report(self._progress.snapshot())
+            self._found()
+        except HeadraceError as error:
+            self._go_on_after(error)
+        watch = self._watch
+        if watch is not None and self._watched_replica != self._rpc.current()[0]:
+            watch.cancel()  # that replica did not answer a report; its watch would be silent until its deadline
 
     def _report(self, snapshot: Snapshot) -> None:
         self._rpc.call("ReportProgress", self._report_message(snapshot), CALL_DEADLINE_S)

@@ -63,7 +63,7 @@ class Stream:
         self._in_hand: Batch | None = None
         self._staged: Arrived | None = None
         self._closed = False
-        self._closer: weakref.finalize[..., Any] | None = None
+        self._abandoned: weakref.finalize[..., Any] | None = None
 
     # --- life time ---------------------------------------------------------------------------------------------------
 
@@ -78,8 +78,9 @@ class Stream:
         self._closed = True
         self._expire()
         self._staged = None
-        if self._closer is not None:
-            self._closer()
+        if self._abandoned is not None and self._link is not None:
+            self._abandoned.detach()
+            self._link.close()
 
     def join(self) -> Session:
         """Join now instead of at the first use; returns the session.
@@ -94,8 +95,8 @@ class Stream:
             raise StateInvalid("the stream is closed: open another with job.stream(...)", job=self._job.name)
         if self._hand is None:
             link = self._connect(self._state, self._progress)
-            # Also runs at interpreter exit, so that a forgotten close() leaves no process behind.
-            self._closer = weakref.finalize(self, link.close)
+            self._abandoned = weakref.finalize(self, link.abandon)
+            self._abandoned.atexit = False
             self._link = link
             self._hand = HandOver(link, self._options.rank, self._progress)
             self._job = link.session.job

@@ -180,6 +180,10 @@ class MemoryLink:
     def wait_recorded(self, committed: int, deadline_s: float) -> None:
         """There is nobody to record it, so nothing to wait for."""
 
+    def abandon(self) -> None:
+        """As the protocol says; here there is nothing that could take long."""
+        self.close()
+
     def close(self) -> None:
         """As the protocol says."""
         self.closed = True

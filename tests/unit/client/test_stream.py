@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -237,6 +238,14 @@ def test_staging_stops_at_the_end_of_an_epoch() -> None:
         for batch in made:
             staged = made.stage_next()
             assert (staged is None) == (batch.step == 4)
+
+
+def test_a_stream_that_is_dropped_unclosed_is_abandoned() -> None:
+    made, link = linked()
+    next(iter(made))
+    del made
+    gc.collect()
+    assert link.closed
 
 
 def test_a_truth_test_does_not_join() -> None:
