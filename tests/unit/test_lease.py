@@ -75,6 +75,12 @@ def test_a_newcomer_costs_only_the_moves_that_it_takes() -> None:
     assert Counter(after.values()) == {"a": 3, "b": 3, "c": 3, "d": 3}
 
 
+def test_what_a_newcomer_takes_lies_between_what_the_other_keeps() -> None:
+    after = deal(deal({}, 12, fleet(a=1), 2), 12, fleet(a=1, b=1), 2)
+    for group in range(2):
+        assert [after[n] for n in range(group, 12, 2)] == ["a", "b"] * 3
+
+
 def test_speeds_that_wobble_move_nothing_and_a_real_change_does() -> None:
     before = deal({}, 12, fleet(a=100, b=100))
     assert deal(before, 12, fleet(a=125, b=90)) == before

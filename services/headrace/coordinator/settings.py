@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from headrace.core.events import Rules
@@ -61,13 +61,12 @@ class CoordinatorSettings(BaseSettings):
     )
     exit_with_parent: bool = Field(False, description="End when the process that started this one ends.")
 
-    @model_validator(mode="after")
-    def _heartbeats_fit(self) -> CoordinatorSettings:
-        if self.heartbeat_s * 2 > self.worker_ttl_s:
-            raise ValueError(
-                "worker_ttl_s must be at least twice heartbeat_s, or one late heartbeat would cost a worker its lanes"
-            )
-        return self
+    @field_validator("worker_ttl_s")
+    @classmethod
+    def _heartbeats_fit(cls, value: float, info: ValidationInfo) -> float:
+        if value < 2 * info.data.get("heartbeat_s", 0.0):
+            raise ValueError("must be at least twice heartbeat_s, or one late heartbeat would cost a worker its lanes")
+        return value
 
     @property
     def rules(self) -> Rules:

@@ -174,10 +174,17 @@ def _take_surplus(kept: dict[int, str], target: Mapping[str, int], groups: int, 
     for name, held in mine.items():
         in_group = Counter(lane % groups for lane in held)
         for _ in range(len(held) - target[name]):
-            lane = max(held, key=lambda lane: ((name, lane % groups) not in local, in_group[lane % groups], lane))
+            lane = max(
+                held, key=lambda lane: ((name, lane % groups) not in local, in_group[lane % groups], _spread(lane // groups))
+            )
             held.remove(lane)
             in_group[lane % groups] -= 1
             kept[lane] = ""
+
+
+def _spread(position: int) -> int:
+    """Bits reversed: the largest of these are far from one another, so that what is taken away lies between what is kept."""
+    return int(f"{position:016b}"[::-1], 2)
 
 
 def _give_unowned(
