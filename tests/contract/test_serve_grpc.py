@@ -122,6 +122,8 @@ async def test_staging_is_two_slots(path: Path) -> None:
         await rank.until_ready(1)
         await harness.settle(lambda: ("advanced", 0) in producer.events)
         assert port.acquire(2) is not None
+        for index in (0, 2):
+            port.abandon(index)
         await rank.close()
 
 
