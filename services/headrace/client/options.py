@@ -21,7 +21,7 @@ class StreamOptions:
 
     epochs: absolute number of epochs after which production ends; 0 is endless. attempt: None lets the coordinator number
     the attempts, unless HEADRACE_ATTEMPT is set. wait_deadline_s: longest wait of one next(). join_deadline_s: longest
-    wait for all ranks. coordinator_deadline_s: longest time without an answer of any coordinator when joining or leaving.
+    wait for all ranks.
     """
 
     rank: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -209,7 +209,7 @@ class Stream:
     @property
     def options(self) -> StreamOptions:
         """What it was opened with."""
-        return replace(self._options)
+        return self._options
 
     def stats(self) -> StreamStats:
         """Numbers so far; also after close()."""
