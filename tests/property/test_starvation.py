@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from headrace.core.batch import MILESTONES
-from headrace.core.starvation import CAUSE_BEFORE, CAUSES, LINE, ClockOffset, split_wait, starvation_ratio
 from hypothesis import given
 from hypothesis import strategies as st
+
+from headrace.core.batch import MILESTONES
+from headrace.core.starvation import CAUSE_BEFORE, CAUSES, LINE, ClockOffset, split_wait, starvation_ratio
 
 TIMES = st.floats(min_value=0, max_value=1e6, allow_nan=False)
 ANY_MILESTONES = st.dictionaries(st.sampled_from(LINE), TIMES)
