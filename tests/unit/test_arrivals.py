@@ -90,7 +90,10 @@ def test_remade_counts_batches_begun_under_one_lease_and_delivered_under_another
     arrivals.link_gone(1)
     arrivals.ready(batch(0, 6, link=2, worker="w2"))
     arrivals.ready(batch(1, 5, link=3))
-    assert arrivals.remade == 1
+    arrivals.table(["w2"] * LANES, [6] * LANES, 3, 1.0)
+    assert arrivals.started(4, "w1", 2, 5, 0.0) is Verdict.STALE, "but it was begun"
+    arrivals.ready(batch(2, 6, link=2, worker="w2"))
+    assert arrivals.remade == 2
 
 
 def test_a_failure_counts_under_its_starts_token_and_until_that_is_outdated(arrivals: Arrivals) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 import grpc.aio
+import structlog
 
 from headrace.core.errors import HeadraceError, PeerGone
 from headrace.wire import messages
 from headrace.wire.messages import Hello, Message, Next
+
+log = structlog.get_logger()
 
 METHOD = "/headrace.v1.WorkerService/StreamBatches"
 
@@ -69,6 +72,9 @@ class Stream:
             return PeerGone(f"stream to worker {self._worker} at {self._target}: {error.code().name} {error.details()}")
         except HeadraceError as error:
             return error
+        except Exception as error:  # whatever gRPC has in store: the trainer must hear that this stream is over
+            log.exception("stream_failed", worker=self._worker, target=self._target)
+            return HeadraceError(f"stream to worker {self._worker} at {self._target} failed: {error!r}")
         return self._ended or PeerGone(f"worker {self._worker} ended the stream")
 
     async def _exchange(self) -> None:

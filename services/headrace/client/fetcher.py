@@ -89,7 +89,10 @@ class Fetcher:
 
     async def _tell(self, message: protocol.FetchMessage) -> None:
         async with self._send_lock:  # asyncio allows one writer a socket
-            await asyncio.get_running_loop().sock_sendall(self._trainer, protocol.encode(message))
+            try:
+                await asyncio.get_running_loop().sock_sendall(self._trainer, protocol.encode(message))
+            except ConnectionError:
+                return  # the trainer is gone: `run` sees that and ends the process
 
 
 async def _main(trainer: socket.socket, slab_fd: int) -> None:

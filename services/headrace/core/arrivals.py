@@ -82,10 +82,11 @@ class _Begun:
 
 @dataclass(slots=True)
 class _Index:
-    """What is known of one index that is not released. begun: link -> its STARTED. tokens: all under which it was begun."""
+    """What is known of one index that is not released. begun: link -> its STARTED. lowest, highest: tokens it was begun under."""
 
     begun: dict[int, _Begun] = field(default_factory=dict)
-    tokens: set[int] = field(default_factory=set)
+    lowest: int | None = None
+    highest: int | None = None
     arrival: Arrival | None = None
     failure: Failure | None = None
 
@@ -138,10 +139,12 @@ class Arrivals:
     def started(self, link: int, worker: str, index: int, token: int, now_s: float) -> Verdict:
         """A producer began an index."""
         verdict = self._judge(index, token)
-        if verdict is Verdict.ACCEPTED:
+        if verdict is Verdict.ACCEPTED or verdict is Verdict.STALE:  # a word that came late still tells of work begun
             known = self._known.setdefault(index, _Index())
+            known.lowest = token if known.lowest is None else min(token, known.lowest)
+            known.highest = token if known.highest is None else max(token, known.highest)
+        if verdict is Verdict.ACCEPTED:
             known.begun[link] = _Begun(worker, token, now_s)
-            known.tokens.add(token)
         return verdict
 
     def ready(self, arrival: Arrival) -> Verdict:
@@ -153,7 +156,7 @@ class Arrivals:
                 known.arrival = arrival
                 known.failure = None
                 known.begun.pop(arrival.link, None)
-                self.remade += bool(known.tokens - {arrival.token})
+                self.remade += not {known.lowest, known.highest} <= {None, arrival.token}
                 return verdict
             verdict = Verdict.DUPLICATE
             self.duplicates += 1

@@ -24,6 +24,8 @@ log = structlog.get_logger()
 
 # Refusals that concern shared memory alone: the next rung may work.
 _SHM_ONLY = frozenset({"transport_unavailable", "disk_full", "protocol_mismatch", "internal"})
+# A worker's own trouble: it may free memory or be replaced; until then the wait's message says why.
+_MAY_PASS = frozenset({"disk_full", "internal"})
 
 
 class Connections:
@@ -180,10 +182,10 @@ class Connections:
 
     def _refused(self, peer: Peer, error: HeadraceError, now_s: float) -> None:
         log.warning("worker_refuses", worker=peer.worker, error=str(error))
-        if error.retriable:
-            self._links.down(peer, error, now_s)
-        elif isinstance(peer.link, LocalLink) and self._links.choice == "auto" and error.code in _SHM_ONLY:
+        if isinstance(peer.link, LocalLink) and self._links.choice == "auto" and error.code in _SHM_ONLY:
             self._links.handshake_failed(peer, str(error), now_s)
+        elif error.retriable or error.code in _MAY_PASS:
+            self._links.down(peer, error, now_s)
         else:
             self._links.unlink(peer, str(error), now_s)
             self._fail(error)

@@ -1,4 +1,4 @@
-"""What the intake knows of each worker: how it is reached, since when, and when to try again. Pure."""
+"""What the intake knows of each worker: how it is reached, since when, and when to try again. No I/O."""
 
 from __future__ import annotations
 

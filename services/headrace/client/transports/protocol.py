@@ -21,8 +21,8 @@ TransportChoice = Literal["auto", "cuda_ipc", "shm", "grpc"]
 class TakenSlot:
     """A batch in a slot that is mapped here.
 
-    slot: read-only view of the whole slot; valid until `release` is called with an index above `index`. received_s: CLOCK_MONOTONIC
-    of this host when it was known to be complete. taken_s: when `take` returned it.
+    slot: read-only view of the whole slot; valid until `release` is called with an index above `index`. received_s:
+    CLOCK_MONOTONIC of this host when it was known to be complete. taken_s: when `take` returned it.
     """
 
     index: int
@@ -53,7 +53,10 @@ class Intake(Protocol):
         ...
 
     def take(self, index: int, deadline_s: float) -> TakenSlot:
-        """Block until `index` is complete. Raises WaitTimeout naming who is awaited and since when, the error of FAILED, or what `fail` set."""
+        """Block until `index` is complete, `deadline_s` seconds at most; an index may be taken again until it is released.
+
+        Raises WaitTimeout naming who is awaited and since when, the error of FAILED, or what `fail` set.
+        """
         ...
 
     def release(self, next_index: int) -> None:
