@@ -69,6 +69,14 @@ def test_orientation_puts_the_first_row_and_column_where_exif_says(orientation: 
     assert (upright[..., 1] == 255).sum() == 4
 
 
+@pytest.mark.parametrize("value", [0, 9, 65535])
+def test_an_impossible_orientation_is_none(value: int) -> None:
+    for form in ("JPEG", "PNG", "WEBP"):
+        rgb, reason = decode(encode(photo(), form, exif=image_kinds.exif(value)))
+        assert reason == "none"
+        assert rgb.shape[:2] == (image_kinds.HEIGHT, image_kinds.WIDTH)
+
+
 @pytest.mark.parametrize("kind", image_kinds.good_jpegs(), ids=lambda kind: kind.name)
 def test_a_jpeg_cut_anywhere_is_truncated(kind: ImageKind) -> None:
     end = kind.data.rindex(b"\xff\xd9") + 2

@@ -25,14 +25,18 @@ SEED = 11
 
 @dataclass(frozen=True)
 class Entry:
-    """An engine and how far, in levels of 255, it may be from the plain reference: at most, and on average over an image."""
+    """An engine and how far, in levels of 255, it may be from the plain reference.
+
+    At most; on average over an image that was resized; on average over one that was not, where only rounding can differ.
+    """
 
     name: str
     max_levels: int
     mean_levels: float
+    mean_levels_unscaled: float
 
 
-ENGINES = [Entry("cpu", max_levels=1, mean_levels=0.3)]
+ENGINES = [Entry("cpu", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01)]
 
 JPEG = encode(photo(), "JPEG", quality=90)
 # Exact in every decoder, so that an operation is all that can differ.
@@ -78,10 +82,10 @@ def reference(spec: PipelineSpec, datas, keys=None):
     return np.stack([reference_ops.apply(pixels, spec, params, row) for row, pixels in enumerate(decoded)])
 
 
-def assert_near(found, expected, entry: Entry, extra: int = 0) -> None:
+def assert_near(found, expected, entry: Entry, scaled: bool = True) -> None:
     apart = np.abs(found.astype(np.int64) - expected)
-    assert apart.max() <= entry.max_levels + extra
-    assert apart.mean(axis=(1, 2, 3)).max() <= entry.mean_levels + extra
+    assert apart.max() <= entry.max_levels
+    assert apart.mean(axis=(1, 2, 3)).max() <= (entry.mean_levels if scaled else entry.mean_levels_unscaled)
 
 
 def test_every_kind_of_image_through_crop_resize_and_flip(engine: Engine, entry: Entry) -> None:
@@ -119,7 +123,8 @@ def test_each_operation_is_its_rule(engine: Engine, entry: Entry, ops) -> None:
     spec = PipelineSpec(ops=ops)
     found, result = run(engine, spec, samples_of([PNG] * 12))
     assert not result.reasons.any()
-    assert_near(found, reference(spec, [PNG] * 12), entry)
+    scaled = any(isinstance(op, ps.Resize | ps.RandomResizedCrop) for op in ops)
+    assert_near(found, reference(spec, [PNG] * 12), entry, scaled)
     fixed = {ps.Resize, ps.CenterCrop}
     if {type(op) for op in ops} - fixed:
         assert any(not np.array_equal(found[0], row) for row in found), "the parameters of 12 rows are not all the same"
@@ -138,7 +143,7 @@ def test_jitter_applies_its_adjustments_in_the_drawn_order(engine: Engine, entry
     expected = reference(spec, [PNG] * 16)
     apart = np.abs(found.astype(int) - expected)
     assert apart.max() <= 6 * entry.max_levels
-    assert apart.mean() <= entry.mean_levels
+    assert apart.mean() <= 4 * entry.mean_levels_unscaled
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
@@ -289,6 +294,46 @@ def test_any_pipeline_is_near_its_rules(engine: Engine, entry: Entry, spec: Pipe
     apart = np.abs(found.astype(int) - expected)
     assert apart.mean() <= 1 + entry.mean_levels
     assert apart.max() <= 24 * entry.max_levels
+
+
+edits = st.lists(st.tuples(st.integers(0, 600) | st.integers(0, 2**20), st.integers(0, 255)), min_size=1, max_size=5)
+
+
+@given(st.sampled_from(good_kinds()), edits)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_damage_ends_a_batch_or_reaches_a_neighbour(engine: Engine, kind, changes) -> None:
+    data = bytearray(kind.data)
+    for at, value in changes:
+        data[at % len(data)] = value
+    spec = PipelineSpec(ops=(ps.RandomResizedCrop((16, 16)),), decode=ps.Decode(max_pixels=1_000_000))
+    found, result = run(engine, spec, samples_of([bytes(data), PNG]))
+    # decoder_error is for errors that nobody foresaw: one found here belongs to a better-known reason.
+    assert BAD_REASONS[result.reasons[0]] not in ("decoder_error", "bad_label", "missing_part", "checksum")
+    assert result.reasons[1] == 0
+    assert np.array_equal(found[1], run(engine, spec, samples_of([PNG, PNG]))[0][1])
+
+
+def test_cpu_errors_that_nobody_foresaw_are_one_samples_and_lack_of_memory_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.worker.engines import pixels
+
+    decode = pixels.decode_rgb
+
+    def failing(error: type[Exception]):
+        def run_instead(probed, rules):
+            if probed.header.format == "png":
+                raise error("as a library might")
+            return decode(probed, rules)
+
+        return run_instead
+
+    made = registry.create("cpu", 2)
+    monkeypatch.setattr(pixels, "decode_rgb", failing(KeyError))
+    _, result = run(made, PipelineSpec(), samples_of([JPEG, PNG, JPEG]))
+    assert result.reasons.tolist() == [0, REASON_CODE["decoder_error"], 0]
+    monkeypatch.setattr(pixels, "decode_rgb", failing(MemoryError))
+    with pytest.raises(MemoryError):
+        run(made, PipelineSpec(), samples_of([JPEG, PNG, JPEG]))
+    made.close()
 
 
 def test_the_null_engine_leaves_pixels_alone() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.core.headers.record import MAX_ITEMS, HeaderError, ImageHeader, need, unpack
+from headrace.core.headers.record import MAX_ITEMS, HeaderError, ImageHeader
 from headrace.core.headers.tiff import exif_orientation
 
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _APP0, _APP1, _APP14 = 0xE0, 0xE1, 0xEE
 _DECODED = {0xC0: False, 0xC1: False, 0xC2: True}  # baseline, extended, progressive Huffman: is it progressive
 _FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_READ = _FRAMES | {_APP0, _APP1, _APP14}
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}
 
 
@@ -40,19 +41,23 @@ def parse_jpeg(data: bytes) -> ImageHeader:
             continue
         if marker in (_SOI, _EOI):
             raise HeaderError("corrupt", f"marker {marker:#x} before the image")
-        (length,) = unpack(">H", data, at, "JPEG header")
-        if length < 2:
+        end = at + int.from_bytes(data[at : at + 2], "big")
+        if end > len(data) or at + 2 > len(data):
+            raise HeaderError("truncated", "the data end within the JPEG header")
+        if end < at + 2:
             raise HeaderError("corrupt", "a JPEG segment of negative length")
-        need(data, at + length, "JPEG header")
         if marker == _SOS:
-            return _header(data, at + length, seen)
-        _segment(data[at + 2 : at + length], marker, at + 2, seen)
-        at += length
+            return _header(data, end, seen)
+        if marker in _READ:
+            _segment(data[at + 2 : end], marker, at + 2, seen)
+        at = end
     raise HeaderError("corrupt", "too many JPEG segments")
 
 
 def _next_marker(data: bytes, at: int) -> tuple[int, int]:
     """(position after the next marker, its code). Skips bytes between segments, as libjpeg does (with a warning)."""
+    if data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] not in (b"\xff", b"\0", b""):
+        return at + 2, data[at + 1]
     at = data.find(b"\xff", at)
     while at >= 0:
         end = at + 1
@@ -87,9 +92,9 @@ def _frame(body: bytes, marker: int, seen: _Seen) -> None:
     seen.frame = marker
     seen.precision = body[0]
     seen.height, seen.width = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
-    parts = [body[6 + 3 * i : 9 + 3 * i] for i in range(body[5])]
-    seen.ids = bytes(part[0] for part in parts)
-    seen.sampling = tuple((part[1] >> 4, part[1] & 15) for part in parts)
+    end = 6 + 3 * body[5]
+    seen.ids = body[6:end:3]
+    seen.sampling = tuple([(factors >> 4, factors & 15) for factors in body[7:end:3]])
 
 
 def _header(data: bytes, scan: int, seen: _Seen) -> ImageHeader:
@@ -102,7 +107,7 @@ def _header(data: bytes, scan: int, seen: _Seen) -> ImageHeader:
             "unsupported",
             f"a JPEG of frame type {seen.frame:#x}, {seen.precision} bits, {components} components, height {seen.height}",
         )
-    if not seen.width or any(not 1 <= factor <= 4 for pair in seen.sampling for factor in pair):
+    if not seen.width or not all(1 <= x <= 4 and 1 <= y <= 4 for x, y in seen.sampling):
         raise HeaderError("corrupt", "a JPEG frame with impossible numbers")
     return ImageHeader(
         format="jpeg",

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from headrace.core.augment import BatchParams, sample_params
 from headrace.core.batch import REASON_CODE
+from headrace.core.image_header import ImageHeader
 from headrace.core.pipeline_spec import OPS_BY_NAME, PipelineSpec
 from headrace.worker.engines import pixels, resample
 from headrace.worker.engines.apply import apply_ops
@@ -88,7 +89,7 @@ class PreparedCpu:
         started = time.thread_time()
         count = len(samples)
         rows = self._writer.view(out, count)
-        probes = [None if sample.data is None else pixels.probe(sample.data, self._spec.decode) for sample in samples]
+        probes = [self._probe(sample) for sample in samples]
         sizes = np.array([probe.header.oriented_size if probe else (0, 0) for probe in probes], np.int64).reshape(count, 2)
         epochs, planned = np.array(keys, np.int64).reshape(count, 2).T
         probed = time.thread_time()
@@ -122,6 +123,15 @@ class PreparedCpu:
                 augment_s += time.thread_time() - decoded
         return decode_s, augment_s
 
+    def _probe(self, sample: Sample) -> Probe | None:
+        """The sample's header; None if it has no data."""
+        if sample.data is None:
+            return None
+        try:
+            return pixels.probe(sample.data, self._spec.decode)
+        except Exception as error:  # noqa: BLE001 - see _unknown
+            return Probe(b"", ImageHeader(), _unknown(error, sample))
+
     def _decode(self, batch: _Batch, row: int) -> pixels.Pixels | None:
         """The row's decoded image; None, with the reason noted, if the sample is bad."""
         sample, probe = batch.samples[row], batch.probes[row]
@@ -134,10 +144,18 @@ class PreparedCpu:
                 return pixels.decode_rgb(probe, self._spec.decode)
             except BadImage as bad:
                 reason = bad.reason
-            except MemoryError:
-                raise  # not the sample's fault: substituting would make another batch elsewhere
-            except Exception as error:  # noqa: BLE001 - whatever a decoder raises, one sample must not end the batch
-                log.warning("decoder_failed", sample_id=sample.sample_id, key=sample.key, error=repr(error))
-                reason = "decoder_error"
+            except Exception as error:  # noqa: BLE001 - see _unknown
+                reason = _unknown(error, sample)
         batch.reasons[row] = REASON_CODE[reason]
         return None
+
+
+def _unknown(error: Exception, sample: Sample) -> str:
+    """The reason for an error that isn't known of damaged data: whatever a decoder raises, one sample must not end the batch.
+
+    But for a lack of memory, which is not the sample's fault: substituting would make another batch than elsewhere.
+    """
+    if isinstance(error, MemoryError):
+        raise error
+    log.warning("decoder_failed", sample_id=sample.sample_id, key=sample.key, error=repr(error))
+    return "decoder_error"

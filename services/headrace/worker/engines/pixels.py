@@ -32,8 +32,8 @@ AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 _PILLOW_NAMES = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF", "avif": "AVIF"}
 _TURBO_SAMPLING = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)}
 _SIXTEEN_BITS = {"I;16", "I;16L", "I;16B", "I;16N"}
-# What Pillow and simplejpeg raise for damaged data.
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error, zlib.error)
+# What Pillow and simplejpeg raise for damaged data (AVIF and WebP: RuntimeError).
+_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, OverflowError, RuntimeError, struct.error, zlib.error)
 
 
 class BadImage(Exception):
@@ -61,7 +61,7 @@ def versions() -> str:
 
 
 def probe(data: bytes | memoryview, decode: Decode) -> Probe:
-    """Read the header and judge it. Takes microseconds, never raises for what is in the data."""
+    """Read the header and judge it. Takes microseconds; damage is a reason in the answer, not an error."""
     data = data if isinstance(data, bytes) else bytes(data)
     header = read_header(data)
     reason = check(header, decode)

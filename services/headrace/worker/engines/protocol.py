@@ -74,3 +74,7 @@ class Engine(Protocol):
     def prepare(self, spec: PipelineSpec, seed: int) -> PreparedEngine:
         """Make ready for a job. Raises EngineUnsupported (ids: engine, op) if it lacks an operation or format."""
         ...
+
+    def close(self) -> None:
+        """End its threads and free what it holds, once no job is prepared any more; idempotent."""
+        ...

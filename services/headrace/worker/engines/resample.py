@@ -25,7 +25,7 @@ from headrace.worker.engines.pixels import Pixels, contiguous
 
 
 class _Local(threading.local):
-    """A resizer a thread: it keeps scratch memory and may not be entered twice."""
+    """A resizer a thread: each keeps scratch memory, so that none waits for another."""
 
     def __init__(self) -> None:
         self.resizer = Resizer()
