@@ -457,6 +457,57 @@ def test_a_worker_that_owns_nothing_any_more_is_left(bench: Bench) -> None:
     assert len(one.made) == made
 
 
+def test_slabs_go_with_their_last_batch(bench: Bench) -> None:
+    worker = bench.worker()
+    intake = bench.intake()
+    intake.update(bench.tables.give(worker))
+    for round_ in range(6):
+        eat(intake, range(round_ * 5, round_ * 5 + 5))
+        worker.connections[-1].cut()
+    eat(intake, range(30, 40))
+    until(lambda: len(intake._links.slabs) == 1, "only the newest slab is mapped")
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("round_", range(3))
+def test_two_ranks_in_lock_step_go_on_when_a_worker_is_killed(
+    bench: Bench, window: int, round_: int, rng: np.random.Generator
+) -> None:
+    bench.use(small_session(world=2, window=window))
+    workers = [bench.worker("w0"), bench.worker("w1"), bench.worker("w2", node="node-b")]
+    intakes = [bench.intake("auto", rank) for rank in (0, 1)]
+    steps, victim, kill_at = 40, workers[rng.integers(3)], int(rng.integers(1, 30))
+    table = bench.tables.give(*workers)
+    barrier = threading.Barrier(2)
+    errors: list[BaseException] = []
+
+    def train(intake: ThreadIntake) -> None:
+        try:
+            intake.update(table)
+            for step in range(steps):
+                eat(intake, range(step, step + 1))
+                if step == kill_at and intake is intakes[0]:
+                    victim.kill()
+                    rest = [worker for worker in workers if worker is not victim]
+                    for lane, owner in enumerate(bench.tables.owners):
+                        if owner == victim.name:
+                            bench.tables.move(lane, rest[lane % 2])
+                    moved = bench.tables.table()
+                    for other in intakes:
+                        other.update(moved)
+                barrier.wait(DEADLINE_S)
+        except BaseException as error:  # noqa: BLE001 - told to the test's own thread
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=train, args=(intake,)) for intake in intakes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
 def test_fail_ends_a_running_take_and_later_ones(bench: Bench) -> None:
     intake = bench.intake()
     threading.Timer(0.1, intake.fail, [SessionSuperseded("a later attempt began", attempt=1)]).start()

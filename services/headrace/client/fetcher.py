@@ -20,6 +20,7 @@ from headrace.client.fetch_slots import FetchSlots
 from headrace.client.fetch_stream import Stream
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.core.errors import HeadraceError, ProtocolMismatch
+from headrace.telemetry.logging import configure
 from headrace.telemetry.parent import exit_with_parent
 from headrace.wire.malloc import tune_malloc
 from headrace.wire.messages import Chunk, Message, Next, Ready
@@ -111,6 +112,7 @@ async def _main(trainer: socket.socket, slab_fd: int) -> None:
 def main(argv: list[str]) -> int:
     """Run one fetcher; the exit status is 0 when the trainer closed the socket."""
     exit_with_parent()
+    configure("fetcher", level="warning")  # to stderr: stdout is the trainer's
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; its socket ends us
     tune_malloc(single_arena=True)
     trainer = socket.socket(fileno=int(argv[0]))

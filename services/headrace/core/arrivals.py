@@ -82,7 +82,7 @@ class _Begun:
 
 @dataclass(slots=True)
 class _Index:
-    """What is known of one index that is not released. begun: link -> its STARTED. lowest, highest: tokens it was begun under."""
+    """What is known of one index that is not released. begun: link -> its STARTED. lowest, highest: tokens of all STARTED."""
 
     begun: dict[int, _Begun] = field(default_factory=dict)
     lowest: int | None = None

@@ -126,7 +126,7 @@ def decode(data: bytes | memoryview) -> FetchMessage:
                 return Connect(link, fields["target"], fields["worker"], Hello(**hello))
             case 6:
                 return Down(link, **json.loads(bytes(rest)))
-    except (struct.error, ValueError, TypeError, KeyError) as error:
+    except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolMismatch(f"malformed message between trainer and fetcher: {error}") from error
     raise ProtocolMismatch(f"unknown message type {kind} between trainer and fetcher")
 
