@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,6 +132,12 @@ def test_jpeg_of_unusual_chroma_sampling_goes_to_pillow() -> None:
     rgb, reason = decode(odd)
     assert reason == "none"
     assert np.array_equal(rgb, reference_ops.decode(odd))
+
+
+def test_long_texts_in_a_png_are_no_damage() -> None:
+    text = image_kinds.chunk(b"zTXt", b"workflow\0\0" + zlib.compress(b"node " * 500_000))
+    data = image_kinds.png(np.asarray(photo()), 2, text)
+    assert np.array_equal(decode(data)[0], np.asarray(photo()))
 
 
 def test_a_memoryview_is_decoded_as_bytes_are() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import PIL
 import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from PIL import AvifImagePlugin, Image, UnidentifiedImageError, features
+from PIL import AvifImagePlugin, Image, PngImagePlugin, UnidentifiedImageError, features
 
 from headrace.core.image_header import ImageHeader, check, read_header
 from headrace.core.pipeline_spec import Decode
@@ -26,6 +26,8 @@ Pixels: TypeAlias = NDArray[np.uint8]
 
 # The size limit is ours, per job and from the header; Pillow's is one number a process.
 Image.MAX_IMAGE_PIXELS = None
+# Long texts (prompts, work flows, profiles) are no damage; Pillow's own bound on their sum, 64 MB, stays.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 # One image is one thread's work, as with all formats.
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
