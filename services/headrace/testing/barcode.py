@@ -96,8 +96,8 @@ def read_barcode(pixels: Pixels) -> int | None:
 
 
 COLUMNS_TRIED = 8
-_ROW_STEP = 4
-_SCALE_STEP = 1.02
+_ROW_STEP = 7
+_SCALE_STEP = 1.025
 
 
 def _ribbons(pixels: Pixels) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -164,8 +164,10 @@ def _find_mark(
 
 
 def _digits_colour(values: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    corner = (values > 0.5) @ np.array([4, 2, 1])
-    return _DIGIT_OF_CORNER[corner], np.minimum(np.abs(values - 0.5), 0.5).min(axis=3)
+    red, green, blue = values[..., 0], values[..., 1], values[..., 2]
+    corner = (red > 0.5) * np.int8(4) + (green > 0.5) * np.int8(2) + (blue > 0.5)
+    clear = np.minimum(np.minimum(np.abs(red - 0.5), np.abs(green - 0.5)), np.abs(blue - 0.5))
+    return _DIGIT_OF_CORNER[corner], np.minimum(clear, 0.5)
 
 
 def _digits_gray(values: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
