@@ -6,8 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,99 +17,19 @@ from headrace.client.transports.protocol import TransportChoice
 from headrace.core.errors import (
     BatchFailed,
     HeadraceError,
-    ProtocolMismatch,
     SessionSuperseded,
     TransportUnavailable,
     WaitTimeout,
 )
-from headrace.core.job import Session
 from headrace.wire import messages, slot_format
 from tests.integration.fake_worker import (
     NODE,
     Connection,
-    FakeWorker,
-    LocalConnection,
     RemoteConnection,
-    Tables,
     pattern,
     small_session,
 )
-
-DEADLINE_S = 20.0
-RUNGS: list[TransportChoice] = ["shm", "grpc"]
-
-
-class Bench:
-    """Workers, intakes and tables of one test; all closed at its end."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.session = small_session()
-        self.workers: list[FakeWorker] = []
-        self.intakes: list[ThreadIntake] = []
-        self.tables = Tables(self.session)
-
-    def use(self, session: Session) -> None:
-        self.session = session
-        self.tables = Tables(session)
-
-    def worker(self, name: str = "w0", **options: object) -> FakeWorker:
-        worker = FakeWorker(self.session, self.directory, name, **options)  # type: ignore[arg-type]
-        self.workers.append(worker)
-        return worker
-
-    def intake(self, transport: TransportChoice = "shm", rank: int = 0, start_index: int = 0) -> ThreadIntake:
-        intake = ThreadIntake(self.session, rank, f"nonce-{rank}", NODE, transport=transport, start_index=start_index)
-        self.intakes.append(intake)
-        return intake
-
-    def close(self) -> None:
-        for intake in self.intakes:
-            intake.close()
-        for worker in self.workers:
-            worker.close()
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.close()
-
-
-def eat(intake: ThreadIntake, indexes: range, *, deadline_s: float = DEADLINE_S) -> list[str]:
-    """Take, check and release; returns who made each."""
-    workers = []
-    for index in indexes:
-        taken = intake.take(index, deadline_s)
-        pixels = slot_format.pixels(taken.slot, taken.header.pixel_bytes)
-        assert pixels.readonly
-        assert bytes(pixels) == pattern(index, taken.header.pixel_bytes), index
-        pixels.release()
-        assert taken.index == taken.meta.index == index
-        workers.append(taken.meta.worker)
-        del taken, pixels
-        intake.release(index + 1)
-    return workers
-
-
-def take_in_vain(intake: ThreadIntake, index: int, deadline_s: float) -> threading.Thread:
-    """A thread whose take must raise."""
-
-    def run() -> None:
-        with pytest.raises(HeadraceError):
-            intake.take(index, deadline_s)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.01)
+from tests.integration.intake_bench import DEADLINE_S, RUNGS, Bench, eat, take_in_vain, until
 
 
 @pytest.mark.parametrize("transport", RUNGS)
@@ -293,108 +211,6 @@ def test_failed_raises_the_workers_error_until_another_lease_tries(bench: Bench,
     assert (error.value.shard, error.value.index, error.value.worker) == ("a.tar", 1, "w1")
     intake.update(bench.tables.give(two))
     assert "w2" in eat(intake, range(1, 5))
-
-
-def wrong_slot(connection: Connection, index: int, token: int) -> None:
-    connection.write(index, token, connection.worker.batch(0, index + 1, token))
-
-
-def wrong_job(connection: Connection, index: int, token: int) -> None:
-    connection.write(index, token, connection.worker.batch(0, index, token, job="other"))
-
-
-def garbage(connection: Connection, index: int, token: int) -> None:
-    data = b"\xff\x00 nonsense"
-    connection.peer.send(data) if isinstance(connection, LocalConnection) else connection.put(data)  # type: ignore[attr-defined]
-
-
-def out_of_window(connection: Connection, index: int, token: int) -> None:
-    connection.write(index + 1000 * connection.slots, token, connection.batch(index, token))
-
-
-def oversize(connection: Connection, index: int, token: int) -> None:
-    if isinstance(connection, LocalConnection):
-        connection.send(messages.Ready(index, token, connection.generation, connection.worker.slot_bytes + 1))
-    else:
-        connection.write(index, token, bytes(1 << 21))
-
-
-def bad_sum(connection: Connection, index: int, token: int) -> None:
-    content = connection.batch(index, token)
-    if isinstance(connection, RemoteConnection):
-        for data in connection.chunks(index, token, content):
-            connection.put(data)
-        connection.send(messages.Ready(index, token, connection.generation, len(content), 12345))
-    else:
-        content = bytearray(content)
-        content[-1] ^= 1
-        connection.write(index, token, bytes(content))
-
-
-def cut_half_way(connection: Connection, index: int, token: int) -> None:
-    if isinstance(connection, RemoteConnection):
-        connection.put(messages.chunk_header(index, token, 0, 100) + bytes(100))
-    connection.cut()
-
-
-def unexpected(connection: Connection, index: int, token: int) -> None:
-    connection.send(messages.Next(5))
-
-
-@pytest.mark.parametrize("transport", RUNGS)
-@pytest.mark.parametrize(
-    "misdeed", [wrong_slot, wrong_job, garbage, out_of_window, oversize, bad_sum, cut_half_way, unexpected]
-)
-def test_a_misdeed_costs_a_connection_but_no_batch(
-    bench: Bench, transport: TransportChoice, misdeed: Callable[[Connection, int, int], None]
-) -> None:
-    worker = bench.worker()
-    done: set[int] = set()
-
-    def once(connection: Connection, index: int, token: int) -> bool:
-        if index not in (2, 7) or index in done:
-            return False
-        done.add(index)
-        connection.credit.mark_made(index)
-        connection.send(messages.Started(index, token))
-        misdeed(connection, index, token)
-        return True
-
-    worker.on_make = once
-    intake = bench.intake(transport)
-    intake.update(bench.tables.give(worker))
-    eat(intake, range(20))
-    assert done == {2, 7} and len(worker.hellos) >= 3
-
-
-def test_a_worker_that_keeps_sending_something_else_is_named(bench: Bench) -> None:
-    worker = bench.worker()
-
-    def always(connection: Connection, index: int, token: int) -> bool:
-        connection.credit.mark_made(index)
-        wrong_job(connection, index, token)
-        return True
-
-    worker.on_make = always
-    intake = bench.intake()
-    intake.update(bench.tables.give(worker))
-    with pytest.raises(ProtocolMismatch, match="3 times") as error:
-        intake.take(0, DEADLINE_S)
-    assert error.value.worker == "w0"
-
-
-@pytest.mark.parametrize("fault", ["truncated", "unsealed", "protocol"])
-def test_a_slab_that_cannot_be_trusted_is_not_mapped(bench: Bench, fault: str) -> None:
-    worker = bench.worker()
-    worker.truncate_to = 4096 if fault == "truncated" else None
-    worker.held = set(range(400))
-    worker.seal = fault == "protocol"
-    worker.protocol = 9000 if fault == "protocol" else messages.PROTOCOL
-    intake = bench.intake()
-    intake.update(bench.tables.give(worker))
-    expected = {"truncated": "has 4096 bytes", "unsealed": "not sealed against shrinking", "protocol": "speaks protocol 9.0"}
-    with pytest.raises(WaitTimeout, match=expected[fault]):
-        intake.take(0, 0.7)
 
 
 @pytest.mark.parametrize("moment", ["idle", "mid-batch"])

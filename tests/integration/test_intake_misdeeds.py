@@ -1,0 +1,115 @@
+"""Producers that break the protocol: it costs them their connection, and the trainer no batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace.client.transports.protocol import TransportChoice
+from headrace.core.errors import ProtocolMismatch, WaitTimeout
+from headrace.wire import messages
+from tests.integration.fake_worker import Connection, LocalConnection, RemoteConnection
+from tests.integration.intake_bench import DEADLINE_S, RUNGS, Bench, eat
+
+
+def wrong_slot(connection: Connection, index: int, token: int) -> None:
+    connection.write(index, token, connection.worker.batch(0, index + 1, token))
+
+
+def wrong_job(connection: Connection, index: int, token: int) -> None:
+    connection.write(index, token, connection.worker.batch(0, index, token, job="other"))
+
+
+def garbage(connection: Connection, index: int, token: int) -> None:
+    data = b"\xff\x00 nonsense"
+    connection.peer.send(data) if isinstance(connection, LocalConnection) else connection.put(data)  # type: ignore[attr-defined]
+
+
+def out_of_window(connection: Connection, index: int, token: int) -> None:
+    connection.write(index + 1000 * connection.slots, token, connection.batch(index, token))
+
+
+def oversize(connection: Connection, index: int, token: int) -> None:
+    if isinstance(connection, LocalConnection):
+        connection.send(messages.Ready(index, token, connection.generation, connection.worker.slot_bytes + 1))
+    else:
+        connection.write(index, token, bytes(1 << 21))
+
+
+def bad_sum(connection: Connection, index: int, token: int) -> None:
+    content = connection.batch(index, token)
+    if isinstance(connection, RemoteConnection):
+        for data in connection.chunks(index, token, content):
+            connection.put(data)
+        connection.send(messages.Ready(index, token, connection.generation, len(content), 12345))
+    else:
+        content = bytearray(content)
+        content[-1] ^= 1
+        connection.write(index, token, bytes(content))
+
+
+def cut_half_way(connection: Connection, index: int, token: int) -> None:
+    if isinstance(connection, RemoteConnection):
+        connection.put(messages.chunk_header(index, token, 0, 100) + bytes(100))
+    connection.cut()
+
+
+def unexpected(connection: Connection, index: int, token: int) -> None:
+    connection.send(messages.Next(5))
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+@pytest.mark.parametrize(
+    "misdeed", [wrong_slot, wrong_job, garbage, out_of_window, oversize, bad_sum, cut_half_way, unexpected]
+)
+def test_a_misdeed_costs_a_connection_but_no_batch(
+    bench: Bench, transport: TransportChoice, misdeed: Callable[[Connection, int, int], None]
+) -> None:
+    worker = bench.worker()
+    done: set[int] = set()
+
+    def once(connection: Connection, index: int, token: int) -> bool:
+        if index not in (2, 7) or index in done:
+            return False
+        done.add(index)
+        connection.credit.mark_made(index)
+        connection.send(messages.Started(index, token))
+        misdeed(connection, index, token)
+        return True
+
+    worker.on_make = once
+    intake = bench.intake(transport)
+    intake.update(bench.tables.give(worker))
+    eat(intake, range(20))
+    assert done == {2, 7} and len(worker.hellos) >= 3
+
+
+def test_a_worker_that_keeps_sending_something_else_is_named(bench: Bench) -> None:
+    worker = bench.worker()
+
+    def always(connection: Connection, index: int, token: int) -> bool:
+        connection.credit.mark_made(index)
+        wrong_job(connection, index, token)
+        return True
+
+    worker.on_make = always
+    intake = bench.intake()
+    intake.update(bench.tables.give(worker))
+    with pytest.raises(ProtocolMismatch, match="3 times") as error:
+        intake.take(0, DEADLINE_S)
+    assert error.value.worker == "w0"
+
+
+@pytest.mark.parametrize("fault", ["truncated", "unsealed", "protocol"])
+def test_a_slab_that_cannot_be_trusted_is_not_mapped(bench: Bench, fault: str) -> None:
+    worker = bench.worker()
+    worker.truncate_to = 4096 if fault == "truncated" else None
+    worker.held = set(range(400))
+    worker.seal = fault == "protocol"
+    worker.protocol = 9000 if fault == "protocol" else messages.PROTOCOL
+    intake = bench.intake()
+    intake.update(bench.tables.give(worker))
+    expected = {"truncated": "has 4096 bytes", "unsealed": "not sealed against shrinking", "protocol": "speaks protocol 9.0"}
+    with pytest.raises(WaitTimeout, match=expected[fault]):
+        intake.take(0, 0.7)
