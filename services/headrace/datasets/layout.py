@@ -30,6 +30,11 @@ async def find_layout(address: str) -> Layout:
     """List what is there. Raises ShardMissing if there is neither a tar nor an image."""
     if address.endswith(".tar"):
         return await _named_tars(address)
+    if address.lower().startswith(("http://", "https://")):
+        raise ConfigInvalid(
+            "an HTTP server cannot be listed: name the shards by braces, as in https://host/train-{0000..0146}.tar",
+            address=mask_address(address),
+        )
     storage = open_storage(address)
     try:
         files = await storage.list()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -82,7 +82,9 @@ class Manifest:
     @cached_property
     def content(self) -> bytes:
         """The canonical JSON that is stored and hashed."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+        data = {name: getattr(self, name) for name in _MANIFEST_FIELDS}
+        data["shards"] = [{name: getattr(shard, name) for name in _SHARD_FIELDS} for shard in self.shards]
+        return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
     @cached_property
     def hash(self) -> str:
@@ -111,6 +113,10 @@ class Manifest:
             raise ManifestInvalid(
                 f"{where} is not a manifest ({error}): make it again by `headrace index`", manifest=where
             ) from error
+
+
+_SHARD_FIELDS = tuple(field.name for field in fields(Shard))
+_MANIFEST_FIELDS = tuple(field.name for field in fields(Manifest))
 
 
 def hash_bytes(data: bytes | memoryview) -> str:
@@ -193,7 +199,7 @@ async def store_manifest(storage: Storage, manifest: Manifest) -> None:
 def _from_dict(data: dict[str, Any]) -> Manifest:
     if data.get("version") != VERSION:
         raise ManifestInvalid(f"version {data.get('version')!r} is not {VERSION}: index again with this release")
-    unknown = set(data) - {field.name for field in fields(Manifest)}
+    unknown = set(data) - set(_MANIFEST_FIELDS)
     if unknown:
         raise ManifestInvalid(f"unknown field {min(unknown)!r}")
     shards = tuple(Shard(**shard) for shard in data["shards"])

@@ -178,11 +178,18 @@ def folder_entries(files: list[tuple[str, int, int | None]], rule: LabelRule, ex
     for path, size, crc32 in files:
         if path in exclude:
             found.excluded += 1
-        elif len(path.encode(errors="surrogateescape")) > MAX_KEY_BYTES:
+        elif not _is_text(path):
+            found.warnings.append(f"{path!a} is not named in UTF-8; left out")
+        elif len(path.encode()) > MAX_KEY_BYTES:
             found.warnings.append(f"{path[:60]}... is longer than {MAX_KEY_BYTES} bytes; left out")
         else:
             _add_file(found, path, size, crc32, rule)
     return found
+
+
+def _is_text(path: str) -> bool:
+    """False for a name whose bytes are no UTF-8: it could not travel as a key."""
+    return not any("\ud800" <= char <= "\udfff" for char in path)
 
 
 def _add_file(found: Found, path: str, size: int, crc32: int | None, rule: LabelRule) -> None:

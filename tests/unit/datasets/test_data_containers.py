@@ -192,6 +192,19 @@ async def test_an_image_folder(tmp_path: Path) -> None:
     assert batch.labels is not None and batch.labels.tolist() == [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]
 
 
+async def test_a_file_name_that_is_no_utf8_is_left_out_with_a_word(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    with open(bytes(tmp_path / "cats") + b"/\xff.jpg", "wb") as file:  # noqa: ASYNC230, PTH123 - a name that no Path shows
+        file.write(b"x")
+    report = await build_report(str(tmp_path))
+    assert report.manifest.samples == 9 and any("UTF-8" in warning for warning in report.tally.warnings)
+
+
+async def test_an_http_server_is_not_listed() -> None:
+    with pytest.raises(ConfigInvalid, match="braces"):
+        await build_index("http://user:pw@127.0.0.1:1/d")
+
+
 async def test_links_are_not_followed_and_no_path_leaves_its_root(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()

@@ -186,6 +186,20 @@ async def test_blocks_of_a_large_index_give_the_same_and_stay_bounded(tmp_path: 
     await storage.close()
 
 
+async def test_indexes_that_do_not_fit_the_cache_are_read_by_blocks(tmp_path: Path) -> None:
+    write_dataset(tmp_path, 1, 3000)
+    manifest = await build_index(str(tmp_path))
+    size = manifest.shards[0].index_bytes
+    storage = open_storage(str(tmp_path))
+    for cache_bytes, most in ((size, size), (size - 1, size // 5)):
+        cache = IndexCache(manifest, storage, cache_bytes=cache_bytes)
+        block = await cache.get(cache.key_of(0, 2999))
+        assert block.key(2999 - block.first) == "s002999"
+        assert cache.read_bytes <= most
+        await cache.close()
+    await storage.close()
+
+
 async def test_one_read_of_an_index_serves_all_that_wait_for_it(tmp_path: Path) -> None:
     write_dataset(tmp_path, 1, 50)
     await build_index(str(tmp_path))

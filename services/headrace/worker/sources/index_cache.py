@@ -10,9 +10,12 @@ from headrace.datasets.manifest import Manifest, Shard, hash_bytes
 from headrace.datasets.shard_index import HEADER_BYTES, RECORD_BYTES, IndexBlock, blob_range, decode_block, decode_index
 from headrace.datasets.storage import ObjectMissing, Storage
 
-WHOLE_INDEX_BYTES = 1 << 20  # a smaller index is one read and its hash is checked; 1 MiB holds some 15,000 samples
-BLOCK_ROWS = 4096  # of a larger index: 160 kB of records a read
 CACHE_BYTES = 256 << 20  # indexes of some four million samples
+# A small index is one read, and its hash is checked. Where all indexes fit the cache, 1 MiB (some 15,000 samples) is small;
+# where they don't, a read would mostly fetch what is dropped again, and blocks of 20 kB are read instead.
+WHOLE_BYTES_IF_ALL_FIT = 1 << 20
+WHOLE_BYTES_ELSE = 32 << 10
+BLOCK_ROWS = 256
 WHOLE = -1
 
 BlockKey = tuple[int, int]
@@ -26,13 +29,14 @@ class IndexCache:
         manifest: Manifest,
         storage: Storage,
         cache_bytes: int = CACHE_BYTES,
-        whole_bytes: int = WHOLE_INDEX_BYTES,
+        whole_bytes: int | None = None,
         block_rows: int = BLOCK_ROWS,
     ) -> None:
         self._shards = manifest.shards
         self._storage = storage
         self._cache_bytes = cache_bytes
-        self._whole_bytes = whole_bytes
+        all_fit = sum(shard.index_bytes for shard in manifest.shards) <= cache_bytes
+        self._whole_bytes = whole_bytes if whole_bytes is not None else WHOLE_BYTES_IF_ALL_FIT if all_fit else WHOLE_BYTES_ELSE
         self._block_rows = block_rows
         self._blocks: OrderedDict[BlockKey, IndexBlock] = OrderedDict()
         self._loading: dict[BlockKey, asyncio.Task[IndexBlock]] = {}
