@@ -223,6 +223,7 @@ def check_protocol(peer: int, who: str) -> None:
     """Raise ProtocolMismatch unless `peer` has our major version and a minor at most one lower (higher minors serve us)."""
     if peer // 1000 != PROTOCOL // 1000 or peer < PROTOCOL - 1:
         raise ProtocolMismatch(
-            f"{who} speaks protocol {peer // 1000}.{peer % 1000}, this side {PROTOCOL // 1000}.{PROTOCOL % 1000}: upgrade the older one",
+            f"{who} speaks protocol {peer // 1000}.{peer % 1000}, this side {PROTOCOL // 1000}.{PROTOCOL % 1000}: "
+            "upgrade the older one",
             peer_protocol=peer,
         )

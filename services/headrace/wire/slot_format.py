@@ -64,7 +64,7 @@ def meta_offset(pixel_bytes: int) -> int:
 
 
 def max_meta_bytes(batch_size: int, max_key_bytes: int, max_label_bytes: int, label_width: int) -> int:
-    """Upper bound of a serialised BatchMeta: fixed fields with long names, and per sample ids, status, key and label with protobuf's tags."""
+    """Upper bound of a serialised BatchMeta: fixed fields with long names; per sample ids, status, key and label with tags."""
     return 4096 + batch_size * (8 + 8 + 1 + 1 + (max_key_bytes + 8) + max(8, label_width) + (max_label_bytes + 8))
 
 
@@ -73,23 +73,45 @@ def pixels(slot: memoryview, pixel_bytes: int) -> memoryview:
     return slot[PIXEL_OFFSET : PIXEL_OFFSET + pixel_bytes]
 
 
-def seal(slot: memoryview, meta: bytes, *, index: int, token: int, dtype: str, layout: str, shape: tuple[int, int, int, int], pixel_bytes: int) -> int:
-    """Write meta and header of a slot whose pixels are there. Returns the total bytes. Raises ProtocolMismatch if the meta does not fit."""
+def seal(
+    slot: memoryview,
+    meta: bytes,
+    *,
+    index: int,
+    token: int,
+    dtype: str,
+    layout: str,
+    shape: tuple[int, int, int, int],
+    pixel_bytes: int,
+) -> int:
+    """Write meta and header of a slot whose pixels are there. Returns the total bytes. ProtocolMismatch: the meta does not fit."""
     start = meta_offset(pixel_bytes)
     if start + len(meta) > len(slot):
         raise ProtocolMismatch(
-            f"batch meta of {len(meta)} bytes does not fit the slot ({len(slot) - start} left); the manifest's longest key or label is wrong: re-index"
+            f"batch meta of {len(meta)} bytes does not fit the slot ({len(slot) - start} left); the manifest's longest key or "
+            "label is wrong: re-index"
         )
     slot[start : start + len(meta)] = meta
     header = _HEADER.pack(
-        MAGIC, FORMAT_VERSION, DTYPE_CODES[dtype], LAYOUT_CODES[layout], 0, index, token, pixel_bytes, start, len(meta), zlib.crc32(meta), *shape
+        MAGIC,
+        FORMAT_VERSION,
+        DTYPE_CODES[dtype],
+        LAYOUT_CODES[layout],
+        0,
+        index,
+        token,
+        pixel_bytes,
+        start,
+        len(meta),
+        zlib.crc32(meta),
+        *shape,
     )
     slot[:HEADER_BYTES] = header
     return start + len(meta)
 
 
 def read_header(slot: memoryview) -> SlotHeader:
-    """Read and check a slot's header against the slot's size and its meta's CRC. Raises ProtocolMismatch on any disagreement."""
+    """Read a slot's header, checked against the slot's size and its meta's CRC. Raises ProtocolMismatch on any disagreement."""
     if len(slot) < PIXEL_OFFSET:
         raise ProtocolMismatch(f"a slot of {len(slot)} bytes is too short for a header")
     magic, version, dtype, layout, _, index, token, pixel_bytes, start, meta_bytes, crc, *shape = _HEADER.unpack_from(slot)
