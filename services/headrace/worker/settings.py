@@ -22,6 +22,7 @@ class WorkerSettings(BaseSettings):
         cli_prog_name="headrace worker",
         cli_kebab_case=True,
         cli_implicit_flags=True,
+        cli_parse_none_str="-",  # the default is `null`, which names an engine here
     )
 
     coordinator: str = Field(
@@ -30,7 +31,7 @@ class WorkerSettings(BaseSettings):
     name: str = Field(
         "",
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$",
-        description="Id of this worker in logs, metrics and lane tables, unique in the fleet; empty: host name and a random part.",
+        description="Id of this worker in logs, metrics and lane tables, unique in the fleet; empty: made from the host name.",
     )
     grpc_address: str = Field(
         "0.0.0.0:7310", description="host:port on which batches are served to other nodes; port 0 takes a free one."
