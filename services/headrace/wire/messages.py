@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from headrace.core.errors import Ids, ProtocolMismatch
 

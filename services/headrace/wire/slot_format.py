@@ -84,7 +84,7 @@ def seal(
     shape: tuple[int, int, int, int],
     pixel_bytes: int,
 ) -> int:
-    """Write meta and header of a slot whose pixels are there. Returns the total bytes. ProtocolMismatch: the meta does not fit."""
+    """Write meta and header of a slot whose pixels are there. Returns its total bytes. ProtocolMismatch: no room for meta."""
     start = meta_offset(pixel_bytes)
     if start + len(meta) > len(slot):
         raise ProtocolMismatch(
