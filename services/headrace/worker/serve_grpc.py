@@ -144,7 +144,8 @@ class GrpcServer:
 
     async def _open(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> GrpcPort:
         try:
-            data = await asyncio.wait_for(_read(context), self._hello_deadline_s)
+            async with asyncio.timeout(self._hello_deadline_s):
+                data = await _read(context)
         except TimeoutError as error:
             raise WaitTimeout(f"no HELLO came within {self._hello_deadline_s} s") from error
         hello = messages.decode(data or b"")

@@ -60,7 +60,8 @@ class LocalServer:
         self._empty.clear()
         if self.connections:
             try:
-                await asyncio.wait_for(self._empty.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._empty.wait()
             except TimeoutError:
                 _log.info("local_ranks_cut", count=len(self.connections), grace_s=grace_s)
         for connection in list(self.connections):
