@@ -62,7 +62,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.now_us = 1_700_000_000 * S
         self.store = MemoryStore(lambda: self.now_us)
-        self.ledgers = [Ledger(self.store, RULES, Instruments(CollectorRegistry())) for _ in range(2)]
+        self.ledgers = [Ledger(self.store, RULES, Instruments(CollectorRegistry()), lambda: self.now_us) for _ in range(2)]
         self.clients: dict[int, Client] = {}
         self.workers: dict[str, Worker] = {}
         self.born = 0

@@ -22,6 +22,7 @@ from headrace.datasets.manifest import load_manifest
 from headrace.telemetry import logging
 from headrace.telemetry.parent import exit_with_parent
 from headrace.telemetry.settings import load
+from headrace.telemetry.tasks import end
 
 log = structlog.get_logger()
 
@@ -76,11 +77,8 @@ async def _serve(board: Board, server: GrpcServer, stop: asyncio.Event) -> None:
     passes = asyncio.create_task(board.run(), name="passes")
     health = asyncio.create_task(_follow_health(board, server), name="health")
     stopped = asyncio.create_task(stop.wait(), name="stop")
-    tasks = {passes, health, stopped}
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    done, _ = await asyncio.wait({passes, health, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await end(passes, health, stopped)
     for task in done - {stopped}:
         task.result()  # a loop ended by itself: its error is the process's
 

@@ -42,7 +42,6 @@ class Board:
         self._tick_s = tick_s
         self._jobs: dict[str, JobState] = {}
         self._fleet = Fleet(0, {}, frozenset())
-        self._clock_offset_us = 0
         self._wake = asyncio.Event()
         self._woken: set[str] = set()
         self._changed: dict[str, asyncio.Event] = {}
@@ -58,7 +57,7 @@ class Board:
 
     def now_us(self) -> int:
         """The store's clock, as last seen and carried on by ours."""
-        return time.monotonic_ns() // 1000 + self._clock_offset_us
+        return self._ledger.now_us()
 
     def jobs(self) -> Iterator[JobState]:
         """All jobs, by name."""
@@ -89,7 +88,8 @@ class Board:
         """Wait for the next pass that changed a job's snapshot, or for the timeout."""
         event = self._changed.setdefault(name, asyncio.Event())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(event.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,6 @@ class Board:
         """Make a pass now: over one job, or over all. Raises StoreUnavailable."""
         async with self._passing:
             self._fleet = await self._ledger.fleet()
-            self._clock_offset_us = self._fleet.now_us - time.monotonic_ns() // 1000
             names = self._due() if job is None else {job}
             gate = asyncio.Semaphore(_JOBS_AT_ONCE)
             results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
@@ -124,13 +123,13 @@ class Board:
                     await asyncio.sleep(_LEAST_PAUSE_S)
                     # Only the waiting is cut short, never a request to the store.
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._wake.wait(), max(0.0, due - time.monotonic()))
+                        async with asyncio.timeout(due - time.monotonic()):
+                            await self._wake.wait()
                     self._wake.clear()
                     while self._woken:
                         await self._pass_or_tell(self._woken.pop())
         finally:
-            hints.cancel()
-            await asyncio.gather(hints, return_exceptions=True)
+            await end(hints)
 
     async def _pass_or_tell(self, job: str | None = None) -> None:
         try:

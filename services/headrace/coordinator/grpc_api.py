@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -22,7 +23,7 @@ from headrace.core.errors import HeadraceError, ManifestInvalid, RankClaimed, Wo
 from headrace.core.events import Adopt, JobState, Joined, Observe, Open
 from headrace.core.job import JobSpec
 from headrace.core.join import superseded
-from headrace.core.records import WorkerRecord
+from headrace.core.records import JobRecord, SessionRecord, WorkerRecord
 from headrace.wire import convert, status
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.gen import coordinator_service_pb2_grpc as pb_grpc
@@ -229,7 +230,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
             ]
             if mine:
                 mine.sort()
-                session = convert.session_to_proto(state.session.session(state.job))
+                session = _session_message(state.job, state.session)
                 leases = pb.SessionLeases(job=state.name, attempt=state.session.attempt, session=session)
                 leases.lanes.extend(number for number, _ in mine)
                 leases.tokens.extend(token for _, token in mine)
@@ -256,6 +257,12 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     async def _failed(self, context: Context) -> None:
         self._instruments.refused(HeadraceError.code)
         await status.abort(context, HeadraceError("the coordinator failed on this call; its log has the trace"))
+
+
+@lru_cache(maxsize=256)
+def _session_message(job: JobRecord, session: SessionRecord) -> pb.Session:
+    """Every heartbeat carries all sessions, and they hardly ever change. Not to be written to."""
+    return convert.session_to_proto(session.session(job))
 
 
 def _filled_in(asked: JobSpec, manifest: ManifestFacts) -> JobSpec:

@@ -1,6 +1,8 @@
 """The shell around the rules: load records, apply an event, write by compare-and-set, then do the effects.
 
-Nothing is remembered between calls but what makes them cheaper, so any replica can serve any call. One event loop.
+Any replica can serve any call. What is remembered between calls only makes them cheaper: a rank's or worker's next sign of
+life is first written on top of its last one, without loading; should anything have changed since, the compare-and-set
+refuses it, and the call goes the long way. One event loop.
 """
 
 from __future__ import annotations
@@ -16,10 +18,23 @@ from typing import TypeVar
 import structlog
 
 from headrace.coordinator.instruments import Instruments
-from headrace.coordinator.store import Key, Loaded, Store, Table
+from headrace.coordinator.store import Key, Loaded, Store, Stored, Table
 from headrace.core import records
-from headrace.core.errors import StoreConflict, StoreUnavailable
-from headrace.core.events import BadSample, Effect, Event, JobState, Join, LaneMoved, Note, RecordBad, Refuse, Rules, Tick
+from headrace.core.errors import HeadraceError, StoreConflict, StoreUnavailable
+from headrace.core.events import (
+    BadSample,
+    Effect,
+    Event,
+    JobState,
+    Join,
+    LaneMoved,
+    Note,
+    Progress,
+    RecordBad,
+    Refuse,
+    Rules,
+    Tick,
+)
 from headrace.core.job import JobSpec
 from headrace.core.lease import beat
 from headrace.core.records import WorkerRecord
@@ -32,6 +47,7 @@ WORKERS = Table("fleet", "workers")
 JOBS = Table("fleet", "jobs")
 MAX_BAD_SAMPLES = 10_000
 _ATTEMPTS = 20
+_MAX_REMEMBERED = 10_000
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 
@@ -69,13 +85,26 @@ class Outcome:
 
 
 class Ledger:
-    """Reads and writes all records. on_change(job) is called after each write that others need to know of."""
+    """Reads and writes all records. on_change(job) is called after each write that others need to know of.
 
-    def __init__(self, store: Store, rules: Rules, instruments: Instruments) -> None:
+    clock_us: any clock in microseconds that goes at the store's pace; the store's own time is carried on by it between loads.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rules: Rules,
+        instruments: Instruments,
+        clock_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+    ) -> None:
         self.store = store
         self.rules = rules
         self._instruments = instruments
         self._indexed: set[str] = set()
+        self._last_reports: dict[tuple[str, int], Loaded] = {}
+        self._last_beats: dict[str, Stored] = {}
+        self._clock_us = clock_us
+        self._clock_offset_us = 0
         self.on_change: Callable[[str], None] = lambda _: None
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -90,15 +119,20 @@ class Ledger:
         needs = NEEDS[type(event)]
         if "workers" in needs and workers is None:
             workers = (await self.fleet()).workers
+        if isinstance(event, Progress) and (outcome := await self._short_way(job, event)) is not None:
+            return outcome
         pause_s = _FIRST_PAUSE_S
         for _ in range(_ATTEMPTS):
-            loaded = await self._timed(self.store.load(_wanted(job, needs, rank)))
+            loaded = await self._load(_wanted(job, needs, rank))
             state = _decode(job, loaded, workers or {})
             if isinstance(event, Join | Tick) and state.job is not None:
                 event = replace(event, slot_bytes=slot_bytes_of(state.job.spec))
             new, effects = apply(state, event, loaded.now_us, self.rules)
             writes, changed = _writes(state, new)
-            if not writes or await self._commit(job, loaded, writes, changed):
+            stamp = await self._commit(job, loaded, writes, changed) if writes else 0
+            if stamp or not writes:
+                if isinstance(event, Progress) and not changed:
+                    self._remember(loaded, writes, stamp, event.rank)
                 await self._after(new, effects, changed)
                 return Outcome(new, effects, loaded.now_us, changed)
             self._instruments.conflict()
@@ -106,7 +140,48 @@ class Ledger:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise StoreConflict(f"others kept writing job {job} first, {_ATTEMPTS} times in a row; repeat the call", job=job)
 
-    async def _commit(self, job: str, loaded: Loaded, writes: Mapping[Key, bytes | None], changed: bool) -> bool:
+    async def _short_way(self, job: str, event: Progress) -> Outcome | None:
+        """Write a report on top of the last one; None where that cannot be done, for whatever reason."""
+        known = self._last_reports.pop((job, event.rank), None)
+        if known is None:
+            return None
+        state = _decode(job, known, {})
+        now_us = self.now_us()
+        try:
+            new, effects = apply(state, event, now_us, self.rules)
+        except HeadraceError:
+            return None  # what is remembered may be wrong: judged by what the store says
+        writes, changed = _writes(state, new)
+        if changed or not writes:
+            return None
+        stamp = await self._commit(job, known, writes, changed)
+        if not stamp:
+            self._instruments.conflict()
+            return None
+        self._remember(known, writes, stamp, event.rank)
+        await self._after(new, effects, changed)
+        return Outcome(new, effects, now_us, changed)
+
+    def _remember(self, loaded: Loaded, writes: Mapping[Key, bytes | None], stamp: int, rank: int) -> None:
+        tables = {table: dict(found) for table, found in loaded.tables.items()}
+        for key, data in writes.items():
+            if data is not None:
+                tables[key.table][key.field] = Stored(stamp, data)
+        job = next(iter(tables)).group.removeprefix("job:")
+        if len(self._last_reports) >= _MAX_REMEMBERED:
+            self._last_reports.clear()
+        self._last_reports[job, rank] = Loaded(loaded.now_us, tables, loaded.stamps)
+
+    async def _load(self, wanted: Mapping[Table, Sequence[str] | None]) -> Loaded:
+        loaded = await self._timed(self.store.load(wanted))
+        self._clock_offset_us = loaded.now_us - self._clock_us()
+        return loaded
+
+    def now_us(self) -> int:
+        """The store's clock, as of the last load and carried on by ours."""
+        return self._clock_us() + self._clock_offset_us
+
+    async def _commit(self, job: str, loaded: Loaded, writes: Mapping[Key, bytes | None], changed: bool) -> int:
         main = job_table(job, "main")
         guarded = [Key(main, "job"), Key(main, "session"), *writes]
         expected = {key: _stamp(loaded, key) for key in guarded}
@@ -157,7 +232,7 @@ class Ledger:
 
     async def fleet(self) -> Fleet:
         """All workers and the names of all jobs. What the index lost is put back by the next call for the job."""
-        loaded = await self._timed(self.store.load({WORKERS: None, JOBS: None}))
+        loaded = await self._load({WORKERS: None, JOBS: None})
         workers = {name: records.worker_from_bytes(record.data) for name, record in loaded.tables[WORKERS].items()}
         jobs = frozenset(loaded.tables[JOBS])
         self._indexed &= jobs
@@ -167,14 +242,22 @@ class Ledger:
         """Record a worker's sign of life; returns the record before and after. Raises StaleToken for a replaced process."""
         name = new.endpoint.worker
         key = Key(WORKERS, name)
+        found = self._last_beats.pop(name, None)
+        now_us = self.now_us()
         for _ in range(_ATTEMPTS):
-            loaded = await self._timed(self.store.load({WORKERS: [name]}))
-            found = loaded.tables[WORKERS].get(name)
+            if found is None:
+                loaded = await self._load({WORKERS: [name]})
+                found, now_us = loaded.tables[WORKERS].get(name), loaded.now_us
             old = records.worker_from_bytes(found.data) if found else None
-            record = beat(old, replace(new, alive_until_us=loaded.now_us + ttl_us), loaded.now_us)
-            if await self._timed(self.store.commit({key: _stamp(loaded, key)}, {key: records.encode(record)})):
-                return (old if old is not None and old.alive(loaded.now_us) else None), record
+            record = beat(old, replace(new, alive_until_us=now_us + ttl_us), now_us)
+            data = records.encode(record)
+            if stamp := await self._timed(self.store.commit({key: found.stamp if found else 0}, {key: data})):
+                if len(self._last_beats) >= _MAX_REMEMBERED:
+                    self._last_beats.clear()
+                self._last_beats[name] = Stored(stamp, data)
+                return (old if old is not None and old.alive(now_us) else None), record
             self._instruments.conflict()
+            found = None
         raise StoreConflict(f"worker {name}: another process writes the same record; give each worker its own id", worker=name)
 
     async def forget_workers(self, fleet: Fleet, after_us: int) -> None:

@@ -51,10 +51,10 @@ class Store(Protocol):
         """Read whole tables (None) or some fields of them, all of one group, at one moment. Missing records are left out."""
         ...
 
-    async def commit(self, expected: Mapping[Key, int], writes: Mapping[Key, bytes | None], hint: str = "") -> bool:
-        """Write all (None deletes) if every expected record still has its stamp (0: is absent); else nothing, and False.
+    async def commit(self, expected: Mapping[Key, int], writes: Mapping[Key, bytes | None], hint: str = "") -> int:
+        """Write all (None deletes) if every expected record still has its stamp (0: is absent); else write nothing.
 
-        All keys are of one group. hint: told to `hints` of every replica once written.
+        Returns the stamp of what was written, or 0. All keys are of one group. hint: told to `hints` of every replica.
         """
         ...
 

@@ -26,16 +26,16 @@ class MemoryStore:
             tables[table] = dict(records) if fields is None else {f: records[f] for f in fields if f in records}
         return Loaded(self._clock_us(), tables, {table: self._stamps.get(table, 0) for table in wanted})
 
-    async def commit(self, expected: Mapping[Key, int], writes: Mapping[Key, bytes | None], hint: str = "") -> bool:
+    async def commit(self, expected: Mapping[Key, int], writes: Mapping[Key, bytes | None], hint: str = "") -> int:
         """See Store."""
         for key, stamp in expected.items():
             record = self._tables.get(key.table, {}).get(key.field)
             if stamp != (record.stamp if record else 0):
-                return False
-        self._write(writes)
+                return 0
+        stamp = self._write(writes)
         if hint:
             self._tell(hint)
-        return True
+        return stamp
 
     async def add_once(self, table: Table, items: Mapping[str, bytes], limit: int) -> int:
         """See Store."""
@@ -76,7 +76,7 @@ class MemoryStore:
         self._tables = {table: dict(records) for table, records in tables.items()}
         self._stamps = dict(stamps)
 
-    def _write(self, writes: Mapping[Key, bytes | None]) -> None:
+    def _write(self, writes: Mapping[Key, bytes | None]) -> int:
         touched = {key.table for key in writes}
         stamp = max([self._clock_us(), *(self._stamps.get(table, 0) + 1 for table in touched)])
         for key, data in writes.items():
@@ -87,6 +87,7 @@ class MemoryStore:
                 records[key.field] = Stored(stamp, data)
         for table in touched:
             self._stamps[table] = stamp
+        return stamp
 
     def _tell(self, hint: str) -> None:
         for queue in self._listeners:

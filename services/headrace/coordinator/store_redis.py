@@ -63,7 +63,7 @@ class RedisStore:
                 tables[table] = records
         return Loaded(int(now), tables, stamps)
 
-    async def commit(self, expected: Mapping[Key, int], writes: Mapping[Key, bytes | None], hint: str = "") -> bool:
+    async def commit(self, expected: Mapping[Key, int], writes: Mapping[Key, bytes | None], hint: str = "") -> int:
         """See Store."""
         tables = list(dict.fromkeys(key.table for key in (*expected, *writes)))
         number = {table: i + 1 for i, table in enumerate(tables)}
@@ -72,7 +72,7 @@ class RedisStore:
             args += [number[key.table], key.field, stamp]
         for key, data in writes.items():
             args += [number[key.table], key.field, "d" if data is None else "w", data or b""]
-        return await self._ask(self._commit(keys=[self._key(table) for table in tables], args=args)) is not None
+        return int(await self._ask(self._commit(keys=[self._key(table) for table in tables], args=args)) or 0)
 
     async def add_once(self, table: Table, items: Mapping[str, bytes], limit: int) -> int:
         """See Store."""
