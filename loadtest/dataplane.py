@@ -30,10 +30,10 @@ from typing import Any
 import grpc
 import psutil
 
-from headrace.client.node import node_id
 from headrace.client.transports.intake import ThreadIntake
 from headrace.core.epoch_plan import lane_count
 from headrace.core.job import Endpoint, JobSpec, LaneTable, Session
+from headrace.telemetry.node import node_id
 from headrace.testing.null_producer import NullProducer
 from headrace.wire import messages, slot_format
 from headrace.wire.malloc import tune_malloc

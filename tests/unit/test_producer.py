@@ -266,6 +266,7 @@ async def test_bad_samples_are_substituted_by_good_ones_under_the_planned_parame
                 assert source in meta.sample_ids
                 assert source not in rig.source.bad
                 assert (meta.status[row], meta.reasons[row]) == (SUBSTITUTED, REASON_CODE["corrupt"])
+                assert f"key{planned}" in meta.bad_keys
             else:
                 assert (source, meta.status[row], meta.reasons[row]) == (planned, OK, 0)
     assert substituted == len(rig.source.bad)

@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from headrace.client.link import Identity, Link
-from headrace.client.node import node_id
 from headrace.client.options import StreamOptions
 from headrace.client.progress import Progress
 from headrace.client.stream import Stream
 from headrace.client.transports.protocol import TransportChoice
 from headrace.core.job import JobSpec, Shuffle, StreamState, Tail
 from headrace.core.pipeline_spec import PipelineSpec
+from headrace.telemetry.node import node_id
 
 if TYPE_CHECKING:
     from headrace.client.rpc import CoordinatorRpc

@@ -171,4 +171,7 @@ def _bad_samples(taken: TakenSlot) -> list[Bad]:
     if not (meta.status != OK).any():
         return []
     rows = np.flatnonzero(meta.status == SUBSTITUTED).tolist()
-    return [Bad(meta.epoch, int(meta.sample_ids[row]), BAD_REASONS[int(meta.reasons[row])]) for row in rows]
+    return [
+        Bad(meta.epoch, int(meta.sample_ids[row]), key, BAD_REASONS[int(meta.reasons[row])])
+        for row, key in zip(rows, meta.bad_keys, strict=True)
+    ]

@@ -13,7 +13,7 @@ from headrace.core.job import Session, StreamState
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a client is in its session. nonce: random text of this stream. node: see client.node."""
+    """Who a client is in its session. nonce: random text of this stream. node: see telemetry.node."""
 
     rank: int
     nonce: str

@@ -21,6 +21,7 @@ class Bad:
 
     epoch: int
     sample: int
+    key: str
     reason: str
 
 

@@ -183,8 +183,9 @@ class SessionLink:
             wait_by_cause=[pb.WaitByCause(cause=cause, seconds=seconds) for cause, seconds in snapshot.wait_by_cause.items()],
             elapsed_s=snapshot.elapsed_s,
             transport=snapshot.transport,
-            # The key of the planned sample does not travel with a batch; its id names it.
-            bad_samples=[pb.BadSample(epoch=bad.epoch, sample=bad.sample, reason=bad.reason) for bad in snapshot.bad],
+            bad_samples=[
+                pb.BadSample(epoch=bad.epoch, sample=bad.sample, key=bad.key, reason=bad.reason) for bad in snapshot.bad
+            ],
             batches_remade=self.intake.status().remade,
             node=self._node,
         )

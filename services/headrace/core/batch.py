@@ -37,6 +37,7 @@ class BatchMeta:
     there (differs where substituted). status: uint8[B] of OK, PADDED, SUBSTITUTED. reasons: uint8[B], index into
     BAD_REASONS for substituted ones. labels: int64[B] (`int`), uint8[B, C] (`multi`) or None (`json`, then label_json holds B
     JSON texts). Labels and keys are those of source_ids. milestones: seconds on the worker's CLOCK_MONOTONIC.
+    bad_keys: the planned samples' own keys, one for each substituted row in order.
     """
 
     job: str
@@ -59,6 +60,7 @@ class BatchMeta:
     labels: NDArray[np.int64] | NDArray[np.uint8] | None
     label_json: list[bytes] = field(default_factory=list)
     milestones: dict[str, float] = field(default_factory=dict)
+    bad_keys: list[str] = field(default_factory=list)
 
     @property
     def mask(self) -> NDArray[np.bool_]:

@@ -143,6 +143,7 @@ class MemoryIntake:
             reasons=reasons,
             keys=[f"{sample:08d}" for sample in sources.tolist()],
             labels=sources.copy() if self.labels is None else self.labels(sources),
+            bad_keys=[f"{sample:08d}" for sample in ids[status == SUBSTITUTED].tolist()],
             milestones={"leased": now_s, "started": now_s, "published": now_s},
         )
 

@@ -46,6 +46,7 @@ def encode_meta(meta: BatchMeta) -> bytes:
             label_width=width,
             label_json=meta.label_json,
             milestones=[meta.milestones.get(name, 0.0) for name in MILESTONES],
+            bad_keys=meta.bad_keys,
         )
         return message.SerializeToString()
     except (ValueError, TypeError) as error:  # UnicodeEncodeError is a ValueError
@@ -86,6 +87,7 @@ def decode_meta(data: bytes | memoryview) -> BatchMeta:
         labels=_decode_labels(message, len(sample_ids)),
         label_json=list(message.label_json),
         milestones={name: moment for name, moment in zip(MILESTONES, message.milestones, strict=True) if moment},
+        bad_keys=list(message.bad_keys),
     )
     _check_lengths(meta)
     return meta
@@ -106,6 +108,8 @@ def _check_lengths(meta: BatchMeta) -> None:
     for name, length in lengths.items():
         if length != count:
             raise ProtocolMismatch(f"batch meta has {length} {name} for {count} samples", index=meta.index)
+    if len(meta.bad_keys) != np.count_nonzero(meta.status == SUBSTITUTED):
+        raise ProtocolMismatch("batch meta must name each substituted sample once", index=meta.index)
     if meta.labels is not None and meta.label_json:
         raise ProtocolMismatch("batch meta has both number labels and JSON labels", index=meta.index)
     if meta.status.dtype != np.uint8 or meta.reasons.dtype != np.uint8:

@@ -64,8 +64,8 @@ def meta_offset(pixel_bytes: int) -> int:
 
 
 def max_meta_bytes(batch_size: int, max_key_bytes: int, max_label_bytes: int, label_width: int) -> int:
-    """Upper bound of a serialised BatchMeta: fixed fields with long names; per sample ids, status, key and label with tags."""
-    return 4096 + batch_size * (8 + 8 + 1 + 1 + (max_key_bytes + 8) + max(8, label_width) + (max_label_bytes + 8))
+    """Upper bound of a serialised BatchMeta: fixed fields with long names; per sample ids, status, keys and label."""
+    return 4096 + batch_size * (8 + 8 + 1 + 1 + 2 * (max_key_bytes + 8) + max(8, label_width) + (max_label_bytes + 8))
 
 
 def pixels(slot: memoryview, pixel_bytes: int) -> memoryview:

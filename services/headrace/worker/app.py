@@ -23,6 +23,7 @@ from headrace.core.errors import ConfigInvalid, PortInUse
 from headrace.core.job import Endpoint
 from headrace.telemetry import logging
 from headrace.telemetry.addresses import split_address
+from headrace.telemetry.node import node_id
 from headrace.telemetry.parent import exit_with_parent
 from headrace.telemetry.settings import load
 from headrace.wire.malloc import tune_malloc
@@ -39,8 +40,6 @@ from headrace.worker.tools import Toolbox
 from headrace.worker.work import Sessions
 
 log = structlog.get_logger()
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def main(argv: list[str]) -> None:
@@ -66,6 +65,7 @@ async def run(settings: WorkerSettings) -> None:
     toolbox = Toolbox(engine, open_source)
     register = RankRegister(producer, worker=settings.worker_id)
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(engine.close)
         stack.callback(producer.close)
         stack.push_async_callback(toolbox.keep_only, set())
         grpc_server = GrpcServer(register, settings.grpc_address)
@@ -76,7 +76,9 @@ async def run(settings: WorkerSettings) -> None:
             await local_server.start()
             stack.push_async_callback(local_server.close, 1.0)
         _serve_metrics(settings.metrics_address, stats.registry, stack)
-        endpoint = Endpoint(settings.worker_id, uuid.uuid4().hex, _node(), _advertised(settings, grpc_server.port), socket_path)
+        endpoint = Endpoint(
+            settings.worker_id, uuid.uuid4().hex, node_id(), _advertised(settings, grpc_server.port), socket_path
+        )
         leases = LeaseLoop(
             settings.coordinator.split(","),
             Identity(endpoint, engine, settings.cores),
@@ -155,11 +157,3 @@ def _advertised(settings: WorkerSettings, port: int) -> str:
     if host in ("0.0.0.0", "::", ""):  # noqa: S104
         host = socket.gethostname()
     return f"{host}:{port}"
-
-
-def _node() -> str:
-    """Equal for all processes on one kernel: what decides whether shared memory can be tried."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return socket.gethostname()

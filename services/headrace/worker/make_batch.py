@@ -101,6 +101,7 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
         reasons=reasons,
         keys=[read.samples[row].key for row in sources],
         labels=None if read.labels is None else read.labels[sources],
+        bad_keys=[read.samples[row].key for row in np.flatnonzero(status == codes.SUBSTITUTED)],
         label_json=[read.label_json[row] for row in sources] if read.label_json else [],
         milestones={
             "leased": order.leased_s,

@@ -78,7 +78,7 @@ def test_until_ends_with_the_last_error_or_with_nothing() -> None:
 
 def test_bad_samples_go_out_in_portions_and_each_once() -> None:
     progress = Progress()
-    told = [Bad(0, sample, "empty") for sample in range(2 * MAX_BAD_PER_REPORT + 5)]
+    told = [Bad(0, sample, f"key{sample}", "empty") for sample in range(2 * MAX_BAD_PER_REPORT + 5)]
     progress.handed_over(len(told), "shm", {}, told)
     portions = []
     while (snapshot := progress.snapshot()).bad:

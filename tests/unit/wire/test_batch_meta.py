@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from headrace.core.batch import BAD_REASONS, MILESTONES, BatchMeta
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.batch import BAD_REASONS, MILESTONES, SUBSTITUTED, BatchMeta
 from headrace.core.errors import ProtocolMismatch
 from headrace.wire import slot_format
 from headrace.wire.batch_meta import decode_meta, encode_meta
 from headrace.wire.gen import batch_pb2
-from hypothesis import given
-from hypothesis import strategies as st
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -38,6 +39,8 @@ def metas(draw: st.DrawFn) -> BatchMeta:
         labels = np.frombuffer(draw(st.binary(min_size=count * width, max_size=count * width)), np.uint8).reshape(count, width)
     else:
         label_json = draw(st.lists(st.binary(max_size=20), min_size=count, max_size=count))
+    status = bytes_below(3)
+    substituted = int((status == SUBSTITUTED).sum())
     return BatchMeta(
         job=draw(NAMES),
         attempt=draw(U64),
@@ -53,12 +56,13 @@ def metas(draw: st.DrawFn) -> BatchMeta:
         fingerprint=draw(NAMES),
         sample_ids=ints(),
         source_ids=ints(),
-        status=bytes_below(3),
+        status=status,
         reasons=bytes_below(len(BAD_REASONS)),
         keys=draw(st.lists(NAMES, min_size=count, max_size=count)),
         labels=labels,
         label_json=label_json,
         milestones=draw(st.dictionaries(st.sampled_from(MILESTONES), st.floats(1e-3, 1e9))),
+        bad_keys=draw(st.lists(NAMES, min_size=substituted, max_size=substituted)),
     )
 
 
@@ -120,6 +124,7 @@ def test_corrupted_bytes_parse_or_are_refused(meta: BatchMeta, data: st.DataObje
         ("label_width", 3),
         ("keys", ["a"]),
         ("label_json", [b"1"] * 4),
+        ("bad_keys", ["a"]),
         ("milestones", [1.0]),
         ("milestones", [float("nan")] * len(MILESTONES)),
     ],
@@ -156,6 +161,7 @@ def test_the_slot_bound_holds(count: int, key_bytes: int, label_bytes: int, kind
     meta.plan_hash, meta.fingerprint = "y" * 64, "z" * 400
     meta.sample_ids = meta.source_ids = np.full(count, -1, np.int64)
     meta.keys = ["k" * key_bytes] * count
+    meta.status, meta.bad_keys = np.full(count, SUBSTITUTED, np.uint8), meta.keys
     meta.milestones = dict.fromkeys(MILESTONES, 1.5)
     if kind == "json":
         meta.labels, meta.label_json = None, [b"l" * label_bytes] * count

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BatchMeta(_message.Message):
-    __slots__ = ("job", "attempt", "rank", "index", "epoch", "step", "batch", "lane", "token", "worker", "plan_hash", "fingerprint", "sample_ids", "source_ids", "status", "reasons", "keys", "labels", "label_width", "label_json", "milestones")
+    __slots__ = ("job", "attempt", "rank", "index", "epoch", "step", "batch", "lane", "token", "worker", "plan_hash", "fingerprint", "sample_ids", "source_ids", "status", "reasons", "keys", "labels", "label_width", "label_json", "milestones", "bad_keys")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class BatchMeta(_message.Message):
     LABEL_WIDTH_FIELD_NUMBER: _ClassVar[int]
     LABEL_JSON_FIELD_NUMBER: _ClassVar[int]
     MILESTONES_FIELD_NUMBER: _ClassVar[int]
+    BAD_KEYS_FIELD_NUMBER: _ClassVar[int]
     job: str
     attempt: int
     rank: int
@@ -50,7 +51,8 @@ class BatchMeta(_message.Message):
     label_width: int
     label_json: _containers.RepeatedScalarFieldContainer[bytes]
     milestones: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., rank: _Optional[int] = ..., index: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., batch: _Optional[int] = ..., lane: _Optional[int] = ..., token: _Optional[int] = ..., worker: _Optional[str] = ..., plan_hash: _Optional[str] = ..., fingerprint: _Optional[str] = ..., sample_ids: _Optional[bytes] = ..., source_ids: _Optional[bytes] = ..., status: _Optional[bytes] = ..., reasons: _Optional[bytes] = ..., keys: _Optional[_Iterable[str]] = ..., labels: _Optional[bytes] = ..., label_width: _Optional[int] = ..., label_json: _Optional[_Iterable[bytes]] = ..., milestones: _Optional[_Iterable[float]] = ...) -> None: ...
+    bad_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., rank: _Optional[int] = ..., index: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., batch: _Optional[int] = ..., lane: _Optional[int] = ..., token: _Optional[int] = ..., worker: _Optional[str] = ..., plan_hash: _Optional[str] = ..., fingerprint: _Optional[str] = ..., sample_ids: _Optional[bytes] = ..., source_ids: _Optional[bytes] = ..., status: _Optional[bytes] = ..., reasons: _Optional[bytes] = ..., keys: _Optional[_Iterable[str]] = ..., labels: _Optional[bytes] = ..., label_width: _Optional[int] = ..., label_json: _Optional[_Iterable[bytes]] = ..., milestones: _Optional[_Iterable[float]] = ..., bad_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
     __slots__ = ("code", "message", "text_ids", "number_ids")
