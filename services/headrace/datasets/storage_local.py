@@ -150,10 +150,11 @@ class LocalStorage:
 
 
 def _walk(directory: Path, prefix: str) -> Iterator[ObjectInfo]:
+    """Regular files; a symbolic link is neither a file nor a directory here."""
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                if entry.is_symlink() or entry.name.startswith("."):
+                if entry.name.startswith("."):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     yield from _walk(Path(entry.path), f"{prefix}{entry.name}/")

@@ -32,12 +32,12 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s\"'<>]+")
 class Retry:
     """How faults that may pass are retried.
 
-    attempts: tries in all; each is itself retried twice by obstore on 5xx and dropped connections, so ten seconds of
+    attempts: tries in all; each is itself retried twice by obstore on 5xx and dropped connections, so some ten seconds of
     trouble pass unseen and a store that is gone is reported within a minute. first_delay_s doubles, with jitter.
     request_s: limit of one request with its body.
     """
 
-    attempts: int = 4
+    attempts: int = 6
     first_delay_s: float = 0.25
     request_s: float = 60.0
 
@@ -118,9 +118,11 @@ class ObjectStorage:
                     f"{self.address} cannot do that: {_short(error)}", path=path, address=self.address
                 ) from None
             except (BaseError, OSError, ValueError) as error:
-                if attempt == self._retry.attempts:
+                if attempt == self._retry.attempts or _beyond_end(error):
                     raise SourceUnavailable(
-                        f"{self.address} failed {attempt} times: {_short(error)}", path=path, address=self.address
+                        f"{self.address} failed {attempt} time{'s' * (attempt > 1)}: {_short(error)}",
+                        path=path,
+                        address=self.address,
                     ) from None
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter against herds, not a secret
             delay_s *= 2
@@ -129,6 +131,12 @@ class ObjectStorage:
 
 def _hidden(path: str) -> bool:
     return any(part.startswith(".") for part in path.split("/"))
+
+
+def _beyond_end(error: BaseException) -> bool:
+    """True for a range past the object's end, which no retry heals: the object is not the one that was indexed."""
+    text = str(error)
+    return "InvalidRange" in text or "416 Range Not Satisfiable" in text or "status: 416" in text
 
 
 def _short(error: BaseException) -> str:

@@ -202,14 +202,18 @@ async def test_indexes_that_do_not_fit_the_cache_are_read_by_blocks(tmp_path: Pa
 
 async def test_one_read_of_an_index_serves_all_that_wait_for_it(tmp_path: Path) -> None:
     write_dataset(tmp_path, 1, 50)
-    await build_index(str(tmp_path))
-    source = await open_source(str(tmp_path))
-    first, *others = [asyncio.ensure_future(source.read([i])) for i in range(20)]
-    await asyncio.sleep(0)
+    manifest = await build_index(str(tmp_path))
+    storage = open_storage(str(tmp_path))
+    cache = IndexCache(manifest, storage)
+    first, *others = [asyncio.ensure_future(cache.get(cache.key_of(0, row))) for row in range(20)]
+    while not cache._loading:  # noqa: ASYNC110 - a state of the cache, not an event
+        await asyncio.sleep(0)
     first.cancel()  # who asked first goes away; the others must not fail
-    batches = await asyncio.gather(*others)
-    assert source._index.requests == 1 and len(batches) == 19
-    await source.close()
+    blocks = await asyncio.gather(*others)
+    assert cache.requests == 1 and all(block is blocks[0] for block in blocks)
+    assert first.cancelled()
+    await cache.close()
+    await storage.close()
 
 
 async def test_neighbours_are_one_request(tmp_path: Path) -> None:
