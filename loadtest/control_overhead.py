@@ -5,9 +5,10 @@ a second in all (2 ranks, shared memory, small batches, so that no pixel counts)
 
 Command: python loadtest/control_overhead.py [--rate 100] [--seconds 20]
 
-Each rank is a process that asks for batches at its half of the rate. CPU is user + system time from the kernel's accounting over the
-measured span, after a warm-up. `client, all` is the whole trainer process with its pacing loop; `client, control` leaves out what the
-pacing loop alone costs, measured in the same process with no stream. The worker is reported apart: it makes the batches.
+Each rank is a process that asks for batches at its half of the rate. CPU is user + system time from the kernel's accounting
+over the measured span, after a warm-up. `client, all` is the whole trainer process with its pacing loop; `client, control`
+leaves out what the pacing loop alone costs, measured in the same process with no stream. The worker is reported apart: it
+makes the batches.
 Caveat: percent of a core depends on the core; the ratio between the rows does not.
 """
 
@@ -146,8 +147,9 @@ def _page(rows: list[dict[str, float]], rate: float, seconds: float) -> str:
     lines = [
         "# Control overhead",
         "",
-        "How much CPU do coordinator, store and clients take to hand over batches that cost nothing to make? Engine `null`, 1 worker, 1 coordinator,",
-        f"{RANKS} ranks over shared memory, batches of {BATCH} images of 16x16, {rate:g} batches a second in all, {len(rows)} rounds of {seconds:g} s.",
+        "How much CPU do coordinator, store and clients take to hand over batches that cost nothing to make? Engine `null`,",
+        f"1 worker, 1 coordinator, {RANKS} ranks over shared memory, batches of {BATCH} images of 16x16,",
+        f"{rate:g} batches a second in all, {len(rows)} rounds of {seconds:g} s.",
         "",
         f"Command: `python loadtest/control_overhead.py --rate {rate:g} --seconds {seconds:g}`",
         "",
@@ -166,8 +168,9 @@ def _page(rows: list[dict[str, float]], rate: float, seconds: float) -> str:
     lines += [
         f"Target: under 3 % of one core for the last row: {verdict}.",
         "",
-        "`client, all` is both trainer processes with their pacing loops; `client, control` leaves out what those loops cost without a stream.",
-        "The worker reads, schedules, writes slots and publishes; it is not part of the target. A percentage of a core depends on the core.",
+        "`client, all` is both trainer processes with their pacing loops; `client, control` leaves out what those loops cost",
+        "without a stream. The worker reads, schedules, writes slots and publishes; it is not part of the target. A percentage of a",
+        "core depends on the core.",
         "",
     ]
     return "\n".join(lines)

@@ -152,7 +152,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How a worker is reached. grpc: host:port. socket: path of its Unix socket, or empty. node: equal on one kernel (boot id)."""
+    """How a worker is reached. grpc: host:port. socket: path of its Unix socket, or empty. node: equal on one kernel."""
 
     worker: str
     incarnation: str

@@ -140,7 +140,8 @@ def _sheet(task: RankTask, batch: headrace.Batch) -> None:
     count = min(SHEET_IMAGES, len(batch.sample_ids))
     labels = batch.labels if batch.labels is not None else ["-"] * count
     captions = [f"id {i} class {label}" for i, label in zip(batch.sample_ids[:count], labels[:count], strict=True)]
-    title = f"job {task.job['name']} epoch {batch.epoch} batch {batch.batch} rank {task.rank}: first {count} of {len(batch.sample_ids)}"
+    where = f"job {task.job['name']} epoch {batch.epoch} batch {batch.batch} rank {task.rank}"
+    title = f"{where}: first {count} of {len(batch.sample_ids)}"
     contact_sheet.save(Path(task.sheet), np.asarray(batch.pixels)[:count], captions, title)
 
 

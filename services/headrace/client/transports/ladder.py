@@ -33,7 +33,7 @@ def walk(choice: TransportChoice, endpoint: Endpoint, node: str, shm_failure: st
         case "shm":
             return Rung("shm", "demanded by the caller")
         case "auto" if not refused_shm:
-            return Rung("shm", f"cuda_ipc: {NO_CUDA}")
+            return Rung("shm", f"same node; cuda_ipc: {NO_CUDA}")
     if not endpoint.grpc:
         raise _unavailable("grpc", endpoint, "it announces no gRPC address")
     if choice == "grpc":

@@ -12,8 +12,9 @@ from headrace.core.job import Endpoint
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MOST_S = 1.0
 HANDSHAKE_S = 15.0
-# A worker that was reached by shared memory gets this many tries before a slower rung is taken: it may be restarting.
-SHM_TRIES = 6
+# A worker that was reached by shared memory gets this many tries (some 8 s) before a slower rung is taken: most likely it
+# died, and its lanes move long before that.
+SHM_TRIES = 12
 
 
 def backoff_s(failures: int) -> float:
