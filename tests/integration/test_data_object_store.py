@@ -223,6 +223,15 @@ async def test_a_store_that_is_down_is_told_after_the_retries() -> None:
     assert "secret" not in text.replace(__file__, "").partition("SourceUnavailable")[2] and "127.0.0.1:1" in str(caught.value)
 
 
+async def test_a_store_that_never_answers_is_told_at_the_deadline() -> None:
+    silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(3600), "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    async with silent:
+        with pytest.raises(SourceUnavailable) as caught:
+            await ObjectStorage(f"http://127.0.0.1:{port}/d", Retry(deadline_s=0.5)).get("a.tar")
+        assert caught.value.ids["path"] == "a.tar"
+
+
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 

@@ -33,13 +33,14 @@ class Retry:
     """How faults that may pass are retried.
 
     attempts: tries in all; each is itself retried twice by obstore on 5xx and dropped connections, so some ten seconds of
-    trouble pass unseen and a store that is gone is reported within a minute. first_delay_s doubles, with jitter.
-    request_s: limit of one request with its body.
+    trouble pass unseen. first_delay_s doubles, with jitter. request_s: limit of one request with its body. deadline_s: limit
+    of all tries together, so that a store which answers nothing is told as well.
     """
 
     attempts: int = 6
     first_delay_s: float = 0.25
     request_s: float = 60.0
+    deadline_s: float = 120.0
 
 
 class ObjectStorage:
@@ -102,9 +103,12 @@ class ObjectStorage:
         if path:
             check_path(path)
         delay_s = self._retry.first_delay_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._retry.deadline_s
         for attempt in range(1, self._retry.attempts + 1):
             try:
-                return await request()
+                async with asyncio.timeout_at(deadline):
+                    return await request()
             except FileNotFoundError:
                 raise ObjectMissing(
                     f"{self.address}: {path or 'the prefix'} is not there", path=path, address=self.address
@@ -118,7 +122,7 @@ class ObjectStorage:
                     f"{self.address} cannot do that: {_short(error)}", path=path, address=self.address
                 ) from None
             except (BaseError, OSError, ValueError) as error:
-                if attempt == self._retry.attempts or _beyond_end(error):
+                if attempt == self._retry.attempts or loop.time() + delay_s >= deadline or _beyond_end(error):
                     raise SourceUnavailable(
                         f"{self.address} failed {attempt} time{'s' * (attempt > 1)}: {_short(error)}",
                         path=path,
