@@ -21,6 +21,7 @@ from headrace.core.events import JobState, Tick
 from headrace.core.job import LaneTable
 from headrace.core.records import WorkerRecord
 from headrace.core.tick import active
+from headrace.telemetry.tasks import end
 
 log = structlog.get_logger()
 
