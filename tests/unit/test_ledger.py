@@ -1,0 +1,136 @@
+"""The shell around the rules: two replicas on one store, at the same time and one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from headrace.coordinator.instruments import Instruments
+from headrace.coordinator.ledger import JOBS, Ledger
+from headrace.coordinator.store import Key, Loaded
+from headrace.coordinator.store_memory import MemoryStore
+from headrace.core.errors import JobUnknown, SessionSuperseded, StaleToken, StoreConflict
+from headrace.core.events import BadSample, Join, Joined, Open, Progress, Rules
+from headrace.core.job import Endpoint, JobSpec, Session
+from headrace.core.records import WorkerRecord
+
+WORLD = 32
+SPEC = JobSpec("job", "/data", 4, manifest_hash="aa", samples=4000)
+
+
+class CountingStore(MemoryStore):
+    """Counts requests, and lets others run in the middle of each, as a real one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = 0
+
+    async def load(self, wanted):  # type: ignore[no-untyped-def]
+        self.requests += 1
+        await asyncio.sleep(0)
+        loaded: Loaded = await super().load(wanted)
+        await asyncio.sleep(0)
+        return loaded
+
+    async def commit(self, expected, writes, hint=""):  # type: ignore[no-untyped-def]
+        self.requests += 1
+        await asyncio.sleep(0)
+        return await super().commit(expected, writes, hint)
+
+
+def replicas(store: MemoryStore) -> list[Ledger]:
+    return [Ledger(store, Rules(), Instruments(CollectorRegistry())) for _ in range(2)]
+
+
+def claim(rank: int, attempt: int = 0, nonce: str = "") -> Join:
+    return Join(attempt, rank, WORLD, nonce or f"n{rank}", None, "", 0, "n", 0)
+
+
+async def formed(one: Ledger, two: Ledger) -> Session:
+    await one.update("job", Open(SPEC, WORLD))
+    await asyncio.gather(*((one, two)[rank % 2].update("job", claim(rank)) for rank in range(WORLD)))
+    outcome = await one.update("job", claim(0))
+    session = next(effect for effect in outcome.effects if isinstance(effect, Joined)).session
+    assert session is not None
+    return session
+
+
+def report(session: Session, consumed: int, bad: tuple[BadSample, ...] = ()) -> Progress:
+    return Progress(session.attempt, 0, "n0", session, consumed, consumed, elapsed_s=consumed, bad=bad)
+
+
+async def test_all_ranks_may_join_at_once_through_any_replica() -> None:
+    session = await formed(*replicas(CountingStore()))
+    assert (session.attempt, session.world) == (1, WORLD)
+
+
+async def test_a_report_costs_one_request_and_still_sees_what_others_wrote() -> None:
+    store = CountingStore()
+    one, two = replicas(store)
+    session = await formed(one, two)
+    await one.update("job", report(session, 1), rank=0)
+    before = store.requests
+    await one.update("job", report(session, 2), rank=0)
+    assert store.requests == before + 1
+    await two.update("job", report(session, 9), rank=0)
+    outcome = await one.update("job", report(session, 3), rank=0)  # overtaken on its way
+    assert outcome.state.ranks[0].consumed == 9
+    await two.update("job", claim(0, attempt=2, nonce="x"))
+    with pytest.raises(SessionSuperseded):
+        await one.update("job", report(session, 10), rank=0)
+
+
+async def test_a_heartbeat_costs_one_request_and_a_replaced_process_is_told() -> None:
+    store = CountingStore()
+    one, two = replicas(store)
+
+    def stated(incarnation: str) -> WorkerRecord:
+        return WorkerRecord(Endpoint("w", incarnation, "n", "g", ""), "fp", (), 0.0, 1, False, 0)
+
+    assert (await one.heartbeat(stated("1"), 10**9))[0] is None
+    before = store.requests
+    assert (await one.heartbeat(stated("1"), 10**9))[0] is not None
+    assert store.requests == before + 1
+    await two.heartbeat(stated("2"), 10**9)
+    with pytest.raises(StaleToken):
+        await one.heartbeat(stated("1"), 10**9)
+
+
+async def test_the_index_of_jobs_is_put_back_when_it_was_lost() -> None:
+    store = MemoryStore()
+    one, two = replicas(store)
+    session = await formed(one, two)
+    await store.commit({}, {Key(JOBS, "job"): None})
+    assert (await one.fleet()).jobs == frozenset()
+    await one.update("job", report(session, 1), rank=0)
+    assert (await one.fleet()).jobs == {"job"}
+
+
+async def test_bad_samples_count_once_each_epoch() -> None:
+    one, two = replicas(MemoryStore())
+    session = await formed(one, two)
+    first, again = BadSample(0, 5, "k", "corrupt"), BadSample(1, 5, "k", "corrupt")
+    for ledger, bad in ((one, (first,)), (two, (first, again)), (one, (again,))):
+        await ledger.update("job", report(session, 1, bad), rank=0)
+    assert await two.bad_samples("job") == ([first, again], 0)
+
+
+async def test_a_call_for_nothing_leaves_nothing_behind() -> None:
+    one, _ = replicas(MemoryStore())
+    with pytest.raises(JobUnknown):
+        await one.update("job", claim(0))
+    assert (await one.fleet()).jobs == frozenset()
+
+
+async def test_losing_all_the_time_ends_in_a_conflict_that_may_be_retried() -> None:
+    class Losing(MemoryStore):
+        async def commit(self, expected, writes, hint=""):  # type: ignore[no-untyped-def]
+            return 0
+
+    one, _ = replicas(Losing())
+    with pytest.raises(StoreConflict) as caught:
+        await one.update("job", Open(SPEC, WORLD))
+    assert caught.value.retriable
+    assert caught.value.job == "job"
