@@ -193,16 +193,35 @@ def _give_unowned(
     """Deal free lanes group by group, so that neighbouring batches of one rank come from different workers."""
     held = _held(kept, fleet)
     behind = {name for name, _ in fleet.lagging}
+    able = [name for name in held if name not in behind] or list(held)
+    beside: dict[int, list[str]] = {}
+    takers = set(able)
+    for name, group in local:
+        if name in takers:
+            beside.setdefault(group, []).append(name)
+
+    def load(name: str) -> tuple[float, str]:
+        return (held[name] + 1) / fleet.weights[name], name
+
+    # Workers below their quota, the least loaded first; an entry is stale once its worker was given a lane.
+    heap = [load(name) for name in able if held[name] < target[name]]
+    heapq.heapify(heap)
+    empty = {name for name in able if not held[name]}
     free = sorted((lane for lane, owner in kept.items() if not owner), key=lambda lane: (lane % groups, lane))
     for i, lane in enumerate(free):
-        room = [name for name in held if held[name] < target[name] and name not in behind]
-        able = room or [name for name in held if name not in behind] or list(held)
-        empty = [name for name in able if not held[name]]
+        near = [name for name in beside.get(lane % groups, ()) if held[name] < target[name]]
+        while heap and (heap[0] != load(heap[0][1]) or held[heap[0][1]] >= target[heap[0][1]]):
+            heapq.heappop(heap)
         if len(empty) >= len(free) - i:
-            able = empty  # the last lanes go to those who would have none
-        name = min(able, key=lambda name: ((name, lane % groups) not in local, (held[name] + 1) / fleet.weights[name], name))
+            name = min(empty or able, key=load)  # the last lanes go to those who would have none
+        elif near:
+            name = min(near, key=load)
+        else:
+            name = heap[0][1] if heap else min(able, key=load)
         kept[lane] = name
         held[name] += 1
+        empty.discard(name)
+        heapq.heappush(heap, load(name))
 
 
 def _relieve_lagging(kept: dict[int, str], fleet: Fleet) -> None:
