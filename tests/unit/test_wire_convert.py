@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from headrace.core.errors import ProtocolMismatch, SpecInvalid
 from headrace.core.job import Endpoint, JobSpec, LaneTable, Session, Shuffle, StreamState
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
-from hypothesis import given
-from hypothesis import strategies as st
 
 JOB = JobSpec("run-1", "file:///data/manifest.json", 64, seed=-5, shuffle=Shuffle(run=4), manifest_hash="ab", samples=1000)
 SESSION = Session(JOB, 3, 2, 1, 7, 10, 4, 12)

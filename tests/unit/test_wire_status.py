@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+
 from headrace.core.errors import BY_CODE, CoordinatorUnavailable, HeadraceError, RankClaimed, SpecInvalid, WaitTimeout
 from headrace.wire import status
 from headrace.wire.gen import batch_pb2
