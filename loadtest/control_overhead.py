@@ -169,8 +169,8 @@ def _page(rows: list[dict[str, float]], rate: float, seconds: float) -> str:
         f"Target: under 3 % of one core for the last row: {verdict}.",
         "",
         "`client, all` is both trainer processes with their pacing loops; `client, control` leaves out what those loops cost",
-        "without a stream. The worker reads, schedules, writes slots and publishes; it is not part of the target. A percentage of a",
-        "core depends on the core.",
+        "without a stream. The worker reads, schedules, writes slots and publishes; it is not part of the target. A percentage",
+        "of a core depends on the core.",
         "",
     ]
     return "\n".join(lines)

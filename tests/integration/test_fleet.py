@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from headrace.core.epoch_plan import EpochPlan, batch_count
-from headrace.core.job import JobSpec
-from headrace.core.pipeline_spec import ColorJitter, HorizontalFlip, PipelineSpec, RandomResizedCrop
+from headrace.core.job import JobSpec, Shuffle
+from headrace.core.pipeline_spec import CenterCrop, ColorJitter, HorizontalFlip, PipelineSpec, RandomResizedCrop, Resize
 from headrace.testing.cluster import Cluster
 from headrace.testing.demo_dataset import make_demo_dataset
 from headrace.testing.job_run import RunResult, StepEvent, run_job
@@ -213,3 +213,45 @@ def test_a_killed_trainer_goes_on_from_what_was_committed(
     assert {**first.hashes, **second.hashes} == reference
     ids = np.concatenate([second.planned[1]])
     assert sorted(ids) == list(range(SAMPLES))
+
+
+def test_an_evaluation_shares_the_worker_with_a_training(job: JobSpec, tmp_path: Path) -> None:
+    """Neither starves the other; the evaluation comes in manifest order with nothing dropped."""
+    evaluation = replace(
+        job,
+        name="eval",
+        pipeline=PipelineSpec(ops=(Resize(256), CenterCrop((224, 224)))),
+        shuffle=Shuffle(mode="none"),
+        tail="pad",
+    )
+    order: list[str] = []
+    training: list[RunResult] = []
+    with Cluster(tmp_path, workers=1) as cluster:
+
+        def train() -> None:
+            training.append(run(cluster, job, tmp_path / "train", ["shm"], lambda event: order.append("train")))
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        while len(order) < 4:
+            time.sleep(0.05)
+        result = run_job(
+            evaluation,
+            cluster.addresses,
+            ["shm"],
+            tmp_path / "eval",
+            samples=SAMPLES,
+            dropped=0,
+            epochs=1,
+            deadline_s=DEADLINE_S,
+            on_step=lambda event: order.append("eval"),
+        )
+        thread.join(DEADLINE_S)
+    assert training and training[0].clean
+    assert result.clean, result.audits
+    assert result.planned[0].tolist() == list(range(SAMPLES))
+    # While the evaluation ran, the training had its share too, and did not have to end first.
+    first, last = order.index("eval"), len(order) - 1 - order[::-1].index("eval")
+    during = order[first:last].count("train")
+    assert during >= 5
+    assert order[last:].count("train") >= 5

@@ -13,7 +13,6 @@ import click
 
 from headrace.core.epoch_plan import EpochPlan
 from headrace.core.job import JobSpec
-from headrace.core.pipeline_spec import HorizontalFlip, PipelineSpec, RandomResizedCrop
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 EPOCHS = 2
 TRANSPORTS = ["auto", "grpc"]
-# Crops of at least this share of the photo keep the drawn barcode readable; see testing.barcode.
-PIPELINE = PipelineSpec(ops=(RandomResizedCrop((224, 224), scale=(0.35, 1.0)), HorizontalFlip()))
 
 
 @click.command()
@@ -74,7 +71,7 @@ def run_demo(console: Console, samples: int, batch_size: int, workers: int, out:
             out / "dataset", samples=samples, progress=lambda done: progress.update(bar, completed=done)
         )
         progress.update(bar, completed=samples)
-    job = JobSpec(name="demo", dataset=str(dataset), batch_size=batch_size, pipeline=PIPELINE, seed=1, tail="pad")
+    job = JobSpec(name="demo", dataset=str(dataset), batch_size=batch_size, seed=1, tail="pad")
     plan = EpochPlan(samples, batch_size, job.seed, 0, job.shuffle, job.tail)
     with (
         tempfile.TemporaryDirectory(prefix="headrace-demo-") as run_dir,

@@ -29,7 +29,8 @@ def load(cls: type[S], argv: list[str], command: str) -> S:
     try:
         return CliApp.run(cls, cli_args=argv)
     except ValidationError as error:
-        lines = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
-        raise ConfigInvalid(f"{lines} (see `{command} --help`)", setting=str(error.errors()[0]["loc"][0])) from error
+        found = [(".".join(str(part) for part in item["loc"]), item["msg"]) for item in error.errors()]
+        lines = "; ".join(f"{where}: {what}" if where else what for where, what in found)
+        raise ConfigInvalid(f"{lines} (see `{command} --help`)", setting=found[0][0]) from error
     except SettingsError as error:
         raise ConfigInvalid(f"{error} (see `{command} --help`)") from error
