@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from headrace.core import pipeline_spec as ps
 from headrace.core.augment import sample_params
@@ -217,6 +218,17 @@ def test_bad_samples_have_their_reasons_and_leave_the_others_alone(engine: Engin
     assert [BAD_REASONS[code] for code in result.reasons] == expected
     clean, _ = run(engine, spec, samples_of([JPEG] * len(datas)))
     assert np.array_equal(found[1::2], clean[1::2])
+
+
+def test_a_strip_that_a_resize_would_blow_up_is_too_large(engine: Engine) -> None:
+    strip = encode(Image.new("RGB", (1, 16000), (9, 9, 9)), "PNG")  # 256 by 4 million on the way
+    spec = PipelineSpec(ops=(ps.Resize(256), *FULL))
+    found, result = run(engine, spec, samples_of([strip, JPEG, strip]))
+    assert [BAD_REASONS[code] for code in result.reasons] == ["too_large", "none", "too_large"]
+    alone, _ = run(engine, spec, samples_of([JPEG]), keys_of(2)[1:])
+    assert np.array_equal(found[1], alone[0])
+    fixed = PipelineSpec(ops=(ps.Resize((40, 44)),))
+    assert run(engine, fixed, samples_of([strip]))[1].reasons.tolist() == [0], "a resize to a pair makes nothing large"
 
 
 def test_samples_that_could_not_be_had_keep_their_reason(engine: Engine) -> None:

@@ -11,13 +11,14 @@ import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import obstore
 import pytest
 from moto.server import ThreadedMotoServer
 from obstore.store import from_url
 
-from headrace.core.errors import ManifestMissing, ShardChanged, ShardMissing, SourceUnavailable
+from headrace.core.errors import AccessDenied, ManifestMissing, ShardChanged, ShardMissing, SourceUnavailable
 from headrace.datasets.build import IndexOptions, build_index
 from headrace.datasets.scan import scan_tar
 from headrace.datasets.storage import open_storage
@@ -221,6 +222,43 @@ async def test_a_store_that_is_down_is_told_after_the_retries() -> None:
     assert caught.value.retriable and caught.value.ids["path"] == "a.tar"
     text = "".join(traceback.format_exception(caught.value))
     assert "secret" not in text.replace(__file__, "").partition("SourceUnavailable")[2] and "127.0.0.1:1" in str(caught.value)
+
+
+class RefusingHandler(http.server.BaseHTTPRequestHandler):
+    """Answers everything with one status and counts."""
+
+    def __init__(self, status: int, asked: list[str], *args: Any) -> None:
+        self.status, self.asked = status, asked
+        super().__init__(*args)
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(self.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_refused_access_is_told_at_once(status: int) -> None:
+    asked: list[str] = []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(RefusingHandler, status, asked))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        storage = ObjectStorage(f"http://user:secret@127.0.0.1:{server.server_port}/d")
+        for call in (storage.get("a.tar"), storage.get_range("a.tar", 0, 100), storage.head("a.tar")):
+            with pytest.raises(AccessDenied, match="credentials") as caught:
+                await call
+            assert not caught.value.retriable and caught.value.ids["path"] == "a.tar"
+            assert "secret" not in str(caught.value)
+        assert len(asked) == 3, "no try more: it would be refused again"
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
 
 
 async def test_a_store_that_never_answers_is_told_at_the_deadline() -> None:

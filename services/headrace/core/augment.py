@@ -177,6 +177,19 @@ def sample_params(spec: PipelineSpec, seed: int, keys: tuple[Ints, Ints], sizes:
     return BatchParams(tuple(ops), tuple(in_sizes))
 
 
+def too_large(spec: PipelineSpec, params: BatchParams) -> Bools:
+    """bool[B]: rows that a resize by the shorter side would make larger than `Decode.max_pixels` on the way.
+
+    The header's check bounds the decoded image alone: a strip of 1 by 16384 pixels passes it, and would grow to a Gpx. Engines
+    give these rows the reason `too_large` before they allocate anything.
+    """
+    large = np.zeros(len(params.in_sizes[0]), np.bool_)
+    for op, drawn in zip(spec.ops, params.ops, strict=True):
+        if isinstance(op, Resize) and isinstance(op.size, int) and isinstance(drawn, ResizeParams):
+            large |= drawn.height * drawn.width > spec.decode.max_pixels
+    return large
+
+
 def _sample(op: Op, draw: _Draw, sizes: Ints) -> OpParams:  # noqa: PLR0911 - one return a kind of operation
     match op:
         case Resize():

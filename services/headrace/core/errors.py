@@ -85,6 +85,13 @@ class SourceUnavailable(HeadraceError):
     grpc_status = "UNAVAILABLE"
 
 
+class AccessDenied(HeadraceError):
+    """A storage or service refuses us: credentials or permissions are missing; trying again does not help."""
+
+    code = "access_denied"
+    grpc_status = "PERMISSION_DENIED"
+
+
 class LabelInvalid(HeadraceError):
     """A label does not follow the data set's label rule."""
 

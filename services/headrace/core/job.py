@@ -9,17 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from headrace.core.errors import SpecInvalid
-from headrace.core.pipeline_spec import PipelineSpec
+from headrace.core.pipeline_spec import PipelineSpec, shown
 
 Tail = Literal["drop", "pad"]
 ShuffleMode = Literal["full", "none"]
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 ANY_FINGERPRINT = "any"
+MAX_ADDRESS_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,10 @@ class Shuffle:
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(ShuffleMode):
-            raise SpecInvalid(f"shuffle.mode must be full or none, not {self.mode!r}", field="shuffle.mode")
+            raise SpecInvalid(f"shuffle.mode must be full or none, not {shown(self.mode)}", field="shuffle.mode")
         for name, value in (("run", self.run), ("window", self.window)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
-                raise SpecInvalid(f"shuffle.{name} must be a whole number from 1 to 2^24, not {value!r}", field=name)
+                raise SpecInvalid(f"shuffle.{name} must be a whole number from 1 to 2^24, not {shown(value)}", field=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +69,22 @@ class JobSpec:
     label_width: int = 1
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if not NAME_PATTERN.fullmatch(self.name):
             raise SpecInvalid(
-                f"job name {self.name!r} must be 1 to 100 of A-Z a-z 0-9 . _ - and begin with a letter or digit", field="name"
+                f"job name {shown(self.name)} must be 1 to 100 of A-Z a-z 0-9 . _ -, a letter or digit first",
+                field="name",
             )
-        if not self.dataset:
-            raise SpecInvalid("dataset must be the address of a manifest (made by `headrace index`)", field="dataset")
-        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or not 1 <= self.batch_size <= 65536:
-            raise SpecInvalid(f"batch_size must be from 1 to 65536, not {self.batch_size!r}", field="batch_size")
+        if not 0 < len(self.dataset) <= MAX_ADDRESS_CHARS:
+            raise SpecInvalid(
+                f"dataset must be the address of a manifest (made by `headrace index`), up to {MAX_ADDRESS_CHARS} letters, "
+                f"not {shown(self.dataset)}",
+                field="dataset",
+            )
+        if not 1 <= self.batch_size <= 65536:
+            raise SpecInvalid(f"batch_size must be from 1 to 65536, not {shown(self.batch_size)}", field="batch_size")
         if self.tail not in get_args(Tail):
-            raise SpecInvalid(f"tail must be drop or pad, not {self.tail!r}", field="tail")
+            raise SpecInvalid(f"tail must be drop or pad, not {shown(self.tail)}", field="tail")
         if not -(2**63) <= self.seed < 2**63:
             raise SpecInvalid("seed must fit 64 bits", field="seed")
 
@@ -91,14 +98,16 @@ class JobSpec:
         known = set(JobSpec.__dataclass_fields__)
         unknown = sorted(set(data) - known)
         if unknown:
-            raise SpecInvalid(f"unknown job field {unknown[0]!r}; known: {', '.join(sorted(known))}", field=unknown[0])
+            raise SpecInvalid(
+                f"unknown job field {shown(unknown[0])}; known: {', '.join(sorted(known))}", field=unknown[0][:100]
+            )
         values = dict(data)
         try:
             values["pipeline"] = PipelineSpec.from_dict(values.get("pipeline", {}))
             values["shuffle"] = Shuffle(**values.get("shuffle", {}))
             return JobSpec(**values)
         except TypeError as error:
-            raise SpecInvalid(f"malformed job: {error}") from error
+            raise SpecInvalid(f"malformed job: {str(error)[:200]}") from error
 
     @property
     def plan_hash(self) -> str:
@@ -110,6 +119,16 @@ class JobSpec:
     def with_fingerprint(self, fingerprint: str) -> JobSpec:
         """The same job with its engine chosen."""
         return replace(self, fingerprint=fingerprint)
+
+
+def _check_types(job: JobSpec) -> None:
+    """Refuse values of other types than declared: they come from JSON and from callers without a type checker."""
+    kinds: dict[str, type] = {"int": int, "str": str, "Tail": str, "PipelineSpec": PipelineSpec, "Shuffle": Shuffle}
+    for each in fields(job):
+        value, kind = getattr(job, each.name), kinds[str(each.type)]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            wording = {"int": "a whole number", "str": "a text"}.get(kind.__name__, f"a {kind.__name__}")
+            raise SpecInvalid(f"{each.name} must be {wording}, not {shown(value)}", field=each.name)
 
 
 @dataclass(frozen=True, slots=True)

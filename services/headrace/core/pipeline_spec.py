@@ -11,10 +11,11 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from headrace.core.errors import SpecInvalid
+from headrace.core.spec_numbers import settle
 
 DType = Literal["uint8", "float16", "bfloat16", "float32"]
 Layout = Literal["NHWC", "NCHW"]
@@ -138,6 +139,7 @@ class Decode:
     """Rules of decoding.
 
     max_pixels: larger images (by header) are bad samples; 100 Mpx takes 300 MB. background: what alpha is composited on.
+    It holds for what a resize by the shorter side makes on the way, too (a strip of 1 by 16384 pixels would become 1 Gpx).
     tolerate_truncated: True accepts images whose data end early, with the missing rows as the decoder leaves them.
     """
 
@@ -173,7 +175,15 @@ class PipelineSpec:
     on_bad_sample: BadSamplePolicy = "substitute"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "ops", tuple(self.ops) if isinstance(self.ops, list) else self.ops)
         _validate(self)
+        # Equal specs must have equal hashes.
+        output = settle(self.output, "output")
+        if output.normalize is not None:
+            output = replace(output, normalize=settle(output.normalize, "output.normalize"))
+        object.__setattr__(self, "ops", tuple(settle(op, f"ops[{i}]") for i, op in enumerate(self.ops)))
+        object.__setattr__(self, "output", output)
+        object.__setattr__(self, "decode", settle(self.decode, "decode"))
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -237,6 +247,12 @@ class PipelineSpec:
         return PipelineSpec(**kwargs)
 
 
+def shown(value: Any) -> str:
+    """A value for a message: cut short, since it may be a megabyte of anything."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise SpecInvalid(f"{where} must be an object with named fields, not {type(value).__name__}", field=where)
@@ -244,16 +260,18 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _refuse_unknown(data: Mapping[str, Any], known: set[str], where: str) -> None:
-    unknown = sorted(set(data) - known)
+    unknown = sorted(str(name) for name in data if name not in known)
     if unknown:
-        raise SpecInvalid(f"unknown field {unknown[0]!r} in {where}; known: {', '.join(sorted(known))}", field=str(unknown[0]))
+        raise SpecInvalid(
+            f"unknown field {shown(unknown[0])} in {where}; known: {', '.join(sorted(known))}", field=unknown[0][:100]
+        )
 
 
 def _op_from_dict(data: Any, where: str) -> Op:
     named = dict(_mapping(data, where))
     name = named.pop("op", None)
-    if name not in OPS_BY_NAME:
-        raise SpecInvalid(f"unknown operation {name!r} in {where}; known: {', '.join(sorted(OPS_BY_NAME))}", field=where)
+    if not isinstance(name, str) or name not in OPS_BY_NAME:
+        raise SpecInvalid(f"unknown operation {shown(name)} in {where}; known: {', '.join(sorted(OPS_BY_NAME))}", field=where)
     op: Op = _build(OPS_BY_NAME[name], named, where)
     return op
 
@@ -269,12 +287,12 @@ def _build(cls: type, data: Any, where: str) -> Any:
 
 def _number(value: Any, low: float, high: float, where: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise SpecInvalid(f"{where} must be a number from {low:g} to {high:g}, not {value!r}", field=where)
+        raise SpecInvalid(f"{where} must be a number from {low:g} to {high:g}, not {shown(value)}", field=where)
 
 
 def _numbers(value: Any, count: int, low: float, high: float, where: str) -> None:
     if not isinstance(value, tuple) or len(value) != count:
-        raise SpecInvalid(f"{where} must be {count} numbers, not {value!r}", field=where)
+        raise SpecInvalid(f"{where} must be {count} numbers, not {shown(value)}", field=where)
     for item in value:
         _number(item, low, high, where)
 
@@ -282,18 +300,18 @@ def _numbers(value: Any, count: int, low: float, high: float, where: str) -> Non
 def _size(value: Any, where: str) -> None:
     _numbers(value, 2, 1, 16384, where)
     if not all(isinstance(item, int) for item in value):
-        raise SpecInvalid(f"{where} must be whole pixels, not {value!r}", field=where)
+        raise SpecInvalid(f"{where} must be whole pixels, not {shown(value)}", field=where)
 
 
 def _interval(value: Any, low: float, high: float, where: str) -> None:
     _numbers(value, 2, low, high, where)
     if value[0] > value[1]:
-        raise SpecInvalid(f"{where} must be (low, high), not {value!r}", field=where)
+        raise SpecInvalid(f"{where} must be (low, high), not {shown(value)}", field=where)
 
 
 def _choice(value: Any, choices: tuple[str, ...], where: str) -> None:
     if value not in choices:
-        raise SpecInvalid(f"{where} must be one of {', '.join(choices)}, not {value!r}", field=where)
+        raise SpecInvalid(f"{where} must be one of {', '.join(choices)}, not {shown(value)}", field=where)
 
 
 def _validate_op(op: Op, where: str) -> None:
@@ -330,11 +348,14 @@ def _validate_op(op: Op, where: str) -> None:
 
 
 def _validate(spec: PipelineSpec) -> None:
+    for name, kind in (("ops", tuple), ("output", Output), ("decode", Decode)):
+        if not isinstance(getattr(spec, name), kind):
+            raise SpecInvalid(f"pipeline.{name} must be a {kind.__name__}, not {shown(getattr(spec, name))}", field=name)
     if len(spec.ops) > 32:
         raise SpecInvalid("at most 32 operations", field="ops")
     for i, op in enumerate(spec.ops):
         if type(op) not in OP_NAMES:
-            raise SpecInvalid(f"ops[{i}] is not an operation: {op!r}", field=f"ops[{i}]")
+            raise SpecInvalid(f"ops[{i}] is not an operation: {shown(op)}", field=f"ops[{i}]")
         _validate_op(op, f"ops[{i}]({OP_NAMES[type(op)]})")
     _ = spec.out_size
     last = next(op for op in reversed(spec.ops) if isinstance(op, GEOMETRIC))
@@ -346,6 +367,8 @@ def _validate(spec: PipelineSpec) -> None:
     _choice(spec.output.layout, get_args(Layout), "output.layout")
     _choice(spec.on_bad_sample, get_args(BadSamplePolicy), "on_bad_sample")
     if spec.output.normalize is not None:
+        if not isinstance(spec.output.normalize, Normalize):
+            raise SpecInvalid(f"output.normalize must be a Normalize, not {shown(spec.output.normalize)}", field="normalize")
         if spec.output.dtype == "uint8":
             raise SpecInvalid(
                 "uint8 output can't be normalised: choose a float dtype, or normalise on the device", field="normalize"
@@ -354,4 +377,8 @@ def _validate(spec: PipelineSpec) -> None:
         _numbers(spec.output.normalize.std, 3, 1e-6, 10, "output.normalize.std")
     _number(spec.decode.max_pixels, 1, 2**31, "decode.max_pixels")
     _numbers(spec.decode.background, 3, 0, 255, "decode.background")
-    _choice(str(spec.decode.tolerate_truncated), ("True", "False"), "decode.tolerate_truncated")
+    if not isinstance(spec.decode.tolerate_truncated, bool):
+        raise SpecInvalid(
+            f"decode.tolerate_truncated must be true or false, not {shown(spec.decode.tolerate_truncated)}",
+            field="decode.tolerate_truncated",
+        )

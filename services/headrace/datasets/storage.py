@@ -38,8 +38,8 @@ class ObjectInfo:
 class Storage(Protocol):
     """A directory or prefix. All calls run on one event loop; blocking work is done in threads below it.
 
-    Every call raises ObjectMissing where nothing is there, SourceUnavailable after the retries of what may pass, and
-    ConfigInvalid for a path or an address that cannot work.
+    Every call raises ObjectMissing where nothing is there, SourceUnavailable after the retries of what may pass, AccessDenied
+    where we are refused, and ConfigInvalid for a path or an address that cannot work.
     """
 
     address: str  # for messages: credentials masked

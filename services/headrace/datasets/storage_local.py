@@ -7,6 +7,7 @@ ms, obstore's local store 28 ms one by one. Hence plain system calls here, and c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import stat
@@ -16,13 +17,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
-from headrace.core.errors import ConfigInvalid, DiskFull, HeadraceError, SourceUnavailable
+from headrace.core.errors import AccessDenied, ConfigInvalid, DiskFull, HeadraceError, SourceUnavailable
 from headrace.datasets.storage import ObjectInfo, ObjectMissing, check_path
 
 T = TypeVar("T")
 
 READ_THREADS = 8  # reads in flight on a disk; more than the cores, since they wait
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -36,12 +38,15 @@ def translate(error: OSError, path: Path) -> HeadraceError:
     if error.errno == errno.ELOOP:
         return ConfigInvalid(f"{path} is a symbolic link; links are not followed: name its target", path=str(path))
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return ConfigInvalid(f"{path}: {reason}; check its owner and mode", path=str(path))
+        return AccessDenied(f"{path}: {reason}; check its owner, its mode and how it is mounted", path=str(path))
     return SourceUnavailable(f"{path}: {reason}", path=str(path))
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees all of it or the old one. Raises DiskFull; a partial file is removed."""
+    """Write a file so that a reader sees all of it or the old one; a partial file is removed.
+
+    Raises DiskFull, AccessDenied, or ConfigInvalid for a path that no file can have.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +56,10 @@ def write_atomic(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            temporary.unlink()
+        if error.errno in _NO_PLACE:
+            raise ConfigInvalid(f"{path} cannot be written: {error.strerror}; choose another place", path=str(path)) from error
         raise translate(error, path) from error
 
 

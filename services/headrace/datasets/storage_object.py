@@ -21,7 +21,7 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
-from headrace.core.errors import ConfigInvalid, SourceUnavailable
+from headrace.core.errors import AccessDenied, ConfigInvalid, SourceUnavailable
 from headrace.datasets.storage import ObjectInfo, ObjectMissing, check_path, mask_address
 
 T = TypeVar("T")
@@ -114,8 +114,10 @@ class ObjectStorage:
                     f"{self.address}: {path or 'the prefix'} is not there", path=path, address=self.address
                 ) from None
             except (PermissionDeniedError, UnauthenticatedError) as error:
-                raise SourceUnavailable(
-                    f"{self.address} refuses access: check the credentials ({_short(error)})", path=path, address=self.address
+                raise AccessDenied(
+                    f"{self.address} refuses access: check the credentials and what they allow ({_short(error)})",
+                    path=path,
+                    address=self.address,
                 ) from None
             except (InvalidPathError, NotSupportedError, UnknownConfigurationKeyError) as error:
                 raise ConfigInvalid(

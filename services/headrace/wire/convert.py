@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.core.errors import ProtocolMismatch, SpecInvalid
 from headrace.core.job import Endpoint, JobSpec, LaneTable, Session, StreamState
+from headrace.core.pipeline_spec import shown
 from headrace.wire.gen import coordinator_service_pb2 as pb
 
 MAX_SPEC_CHARS = 1 << 20
@@ -47,10 +48,10 @@ def _check_types(data: dict[str, Any]) -> None:
         for name in names:
             value = data.get(name, kind())
             if not isinstance(value, kind) or isinstance(value, bool):
-                raise SpecInvalid(f"{name} must be {wording}, not {value!r}", field=name)
+                raise SpecInvalid(f"{name} must be {wording}, not {shown(value)}", field=name)
     for name in ("samples", "max_key_bytes", "max_label_bytes", "label_width"):
         if not 0 <= data.get(name, 0) < 2**63:
-            raise SpecInvalid(f"{name} must not be negative, not {data[name]!r}", field=name)
+            raise SpecInvalid(f"{name} must be from 0 to 2^63 - 1, not {shown(data[name])}", field=name)
     for name in ("pipeline", "shuffle"):
         if not isinstance(data.get(name, {}), dict):
             raise SpecInvalid(f"{name} must be an object with named fields", field=name)
@@ -65,7 +66,7 @@ def job_from_proto(message: pb.Job) -> JobSpec:
     """Read a job. Raises SpecInvalid."""
     job = job_from_json(message.spec_json)
     if job.name != message.name:
-        raise SpecInvalid(f"the job is called {message.name!r} outside and {job.name!r} inside its spec", field="name")
+        raise SpecInvalid(f"the job is called {shown(message.name)} outside and {job.name!r} inside its spec", field="name")
     return job
 
 

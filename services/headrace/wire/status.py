@@ -14,6 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from headrace.core.errors import (
+    AccessDenied,
     CoordinatorUnavailable,
     HeadraceError,
     Ids,
@@ -39,6 +40,7 @@ _BARE: dict[grpc.StatusCode, type[HeadraceError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: WaitTimeout,
     grpc.StatusCode.CANCELLED: PeerGone,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: AccessDenied,
     grpc.StatusCode.UNIMPLEMENTED: ProtocolMismatch,
 }
 
@@ -95,6 +97,7 @@ _LEADS = {
     grpc.StatusCode.UNAVAILABLE: "the service cannot be reached; check its address and that it runs",
     grpc.StatusCode.DEADLINE_EXCEEDED: "the call was not answered in time",
     grpc.StatusCode.CANCELLED: "the call was cancelled",
+    grpc.StatusCode.PERMISSION_DENIED: "the service or a proxy before it refused this call; check what the caller may do",
     grpc.StatusCode.UNAUTHENTICATED: "the service refused the caller's credentials",
     grpc.StatusCode.UNIMPLEMENTED: "the server has no such call; it is another version or another service",
 }

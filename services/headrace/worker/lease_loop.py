@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from headrace.core.errors import CoordinatorUnavailable, HeadraceError
+from headrace.core.errors import CoordinatorUnavailable, HeadraceError, from_code
 from headrace.core.job import Endpoint, Session
 from headrace.wire import convert, status
 from headrace.wire.gen import coordinator_service_pb2 as pb
@@ -164,6 +164,8 @@ class LeaseLoop:
             if work is not None and work.set_leases(dict(zip(leases.lanes, leases.tokens, strict=True))):
                 changed = True
                 log.info("leases", job=leases.job, attempt=leases.attempt, lanes=len(leases.lanes))
+        for key in [key for key in self._sessions.broken if key not in named]:
+            del self._sessions.broken[key]
         for key, work in list(self._sessions.by_key.items()):
             if key not in named:
                 changed = work.set_leases({}) or changed
@@ -193,10 +195,19 @@ class LeaseLoop:
             await self._sessions.put(SessionWork(session, tools.engine, tools.source))
             log.info("session", job=job.name, attempt=session.attempt, world=session.world, window=session.window)
         except HeadraceError as error:
-            # The ranks that connect are told; the opening is tried again with the next heartbeat but one.
-            log.error("job_cannot_be_served", job=job.name, attempt=session.attempt, error=error)
-            self._sessions.broken[session.key] = error
-            await asyncio.sleep(1.0)
+            await self._cannot_serve(session, error)
+        except Exception as error:
+            # A bug of ours or of a library: the ranks must not wait for a session that nobody opens.
+            log.exception("job_cannot_be_served", job=job.name, attempt=session.attempt)
+            await self._cannot_serve(session, HeadraceError(f"it failed inside: {error!r}; see its log"))
         finally:
             del self._opening[session.key]
             self._soon.set()
+
+    async def _cannot_serve(self, session: Session, error: HeadraceError) -> None:
+        """The ranks that connect are told; the opening is tried again with the next heartbeat but one."""
+        job, worker = session.job.name, self._identity.endpoint.worker
+        log.error("job_cannot_be_served", job=job, attempt=session.attempt, error=str(error))
+        text = f"worker {worker} cannot serve job {job!r}: {error.message}"
+        self._sessions.broken[session.key] = from_code(error.code, text, {**error.ids, "job": job, "worker": worker})
+        await asyncio.sleep(1.0)

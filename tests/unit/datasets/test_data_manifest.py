@@ -14,10 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.errors import DiskFull, ManifestInvalid, ManifestMissing, ShardChanged, ShardMissing
+from headrace.core.errors import (
+    AccessDenied,
+    ConfigInvalid,
+    DiskFull,
+    ManifestInvalid,
+    ManifestMissing,
+    ShardChanged,
+    ShardMissing,
+)
 from headrace.datasets.build import IndexOptions, build_index
 from headrace.datasets.manifest import Manifest, load_manifest
 from headrace.datasets.storage import mask_address, open_storage
+from headrace.datasets.storage_local import translate
 from headrace.testing.tars import write_dataset, write_tar
 from headrace.worker.sources.index_cache import IndexCache
 from headrace.worker.sources.sharded import open_source
@@ -254,6 +263,20 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
     done = apart(f"{mount} && {program} index {tmp_path / 'data'} --out {out}; echo $?; ls -A {out}/.index")
     assert "no space left" in done.stderr and "disk_full" in done.stderr and "Traceback" not in done.stderr
     assert done.stdout.split()[-1:] == ["1"], "exit status 1, and no partial file"
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+async def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, place: str) -> None:
+    write_dataset(tmp_path / "data", 1, 5)
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(ConfigInvalid, match="choose another place"):
+        await build_index(str(tmp_path / "data"), IndexOptions(out=str(tmp_path / place)))
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_refused_access_is_no_fault_that_may_pass(code: int) -> None:
+    error = translate(OSError(code, os.strerror(code)), Path("/data/a.tar"))
+    assert isinstance(error, AccessDenied) and not error.retriable and error.ids["path"] == "/data/a.tar"
 
 
 def test_credentials_are_masked() -> None:

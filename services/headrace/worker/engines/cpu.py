@@ -20,7 +20,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from headrace.core.augment import BatchParams, sample_params
+from headrace.core.augment import BatchParams, sample_params, too_large
 from headrace.core.batch import REASON_CODE
 from headrace.core.image_header import ImageHeader
 from headrace.core.pipeline_spec import OPS_BY_NAME, PipelineSpec
@@ -65,13 +65,14 @@ class CpuEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What the rows of a batch share. probes: None where a sample has no data."""
+    """What the rows of a batch share. probes: None where a sample has no data. too_large: see core.augment.too_large."""
 
     samples: Sequence[Sample]
     probes: list[Probe | None]
     params: BatchParams
     rows: SlotArray
     reasons: NDArray[np.uint8]
+    too_large: NDArray[np.bool_]
 
 
 class PreparedCpu:
@@ -94,7 +95,7 @@ class PreparedCpu:
         epochs, planned = np.array(keys, np.int64).reshape(count, 2).T
         probed = time.thread_time()
         params = sample_params(self._spec, self._seed, (epochs, planned), sizes)
-        batch = _Batch(samples, probes, params, rows, np.zeros(count, np.uint8))
+        batch = _Batch(samples, probes, params, rows, np.zeros(count, np.uint8), too_large(self._spec, params))
         sampled = time.thread_time()
         times = self._map(batch, count)
         decode_s = probed - started + sum(part[0] for part in times)
@@ -139,6 +140,8 @@ class PreparedCpu:
             reason = sample.reason if sample.reason != "none" else "missing_part"
         elif probe.reason != "none":
             reason = probe.reason
+        elif batch.too_large[row]:
+            reason = "too_large"
         else:
             try:
                 return pixels.decode_rgb(probe, self._spec.decode)
