@@ -63,6 +63,7 @@ class Connections:
             elif peer.link is None:
                 due_s = min(due_s, peer.retry_at_s)
         self._links.send_next()
+        self._links.watch_writes()
         self._links.free_slabs()
         return max(due_s, now_s)
 
@@ -94,6 +95,12 @@ class Connections:
                         return
             except (HeadraceError, OSError) as error:
                 self._links.down(source, error, now_s)
+
+    def read_local(self, now_s: float) -> None:
+        """What local workers have sent is looked at now; for the thread that takes."""
+        for peer in list(self._links.peers.values()):
+            if peer.welcomed and isinstance(peer.link, LocalLink):
+                self.readable(peer, now_s)
 
     def _fetch_readable(self, now_s: float) -> None:
         try:

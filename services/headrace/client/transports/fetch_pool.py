@@ -70,6 +70,11 @@ class FetchPool:
         if self.host is not None:
             yield from self.host.receive()
 
+    @property
+    def wants_write(self) -> bool:
+        """True while commands wait for room in the socket."""
+        return self.host is not None and self.host.wants_write
+
     def watch_writes(self) -> None:
         """Have the selector wake when commands that wait can be sent."""
         if self.host is not None and self.host.socket is not None:

@@ -5,12 +5,16 @@ trainer ── take/release ──┐            ┌── Unix sockets of local
 control ── update/fail ───┤ lock+event ├── socket pair to the fetcher process (remote workers)
                           └─ headrace-intake: selector ─┘
 ```
-All state is under one lock; sockets are touched by the thread alone, which other threads wake through an eventfd.
+All state is under one lock, and so are the sockets. A thread that wakes up for each message costs more than all else that
+a batch costs here, so while batches come by local sockets alone and the trainer does not wait, the thread rests and lets
+messages lie: the trainer reads them itself when it asks for a batch that is not known to be here, and sends NEXT itself
+when it releases. Whatever else there is to do wakes the thread through an eventfd.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import threading
 import time
@@ -37,6 +41,8 @@ _JOIN_S = 10.0
 # So often may one index's slot hold something else than announced before the trainer is told.
 _MOST_REJECTS = 3
 _MOST_WORKERS_NAMED = 1000  # in the status; the oldest go first
+# So long may messages lie unread while nobody waits for a batch: a worker's end is then noticed that much later.
+_REST_S = 0.25
 
 
 class ThreadIntake:
@@ -74,6 +80,10 @@ class ThreadIntake:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+        self._rest = select.poll()
+        self._rest.register(self._wake_fd, select.POLLIN)
+        self._resting = False
+        self._waited_s = time.monotonic()
         identity = Identity(session, rank, nonce, node, token)
         self._links = Links(identity, transport, self._arrivals, self._selector, self._set_failure)
         self._connections = Connections(self._links, self._arrivals, self._changed.notify_all, self._set_failure)
@@ -98,19 +108,20 @@ class ThreadIntake:
         """See Intake. deadline_s: longest wait in seconds; 0 asks only. An index may be taken again until it is released."""
         start_s = time.monotonic()
         with self._changed:
+            taken = self._find(index)
+            if taken is None:
+                self._connections.read_local(start_s)
+                taken = self._find(index)
+            if taken is not None:
+                return taken
+            if deadline_s <= 0:
+                raise self._timeout(index, deadline_s, start_s)
             try:
-                while True:
-                    taken = self._find(index)
-                    if taken is not None:
-                        return taken
-                    now_s = time.monotonic()
-                    left_s = start_s + deadline_s - now_s
-                    if left_s <= 0:
-                        raise self._timeout(index, deadline_s, now_s)
-                    self._waiting = (index, start_s)
-                    self._changed.wait(left_s)
+                self._waiting = (index, start_s)
+                return self._wait(index, start_s, deadline_s)
             finally:
                 self._waiting = None
+                self._waited_s = time.monotonic()
 
     def release(self, next_index: int) -> None:
         """See Intake."""
@@ -123,7 +134,8 @@ class ThreadIntake:
                 self._rejects.pop(index, None)
             for slab in self._links.slabs.values():
                 slab.take_back(next_index)
-            self._wake()
+            if not self._links.send_next():
+                self._wake()
 
     def fail(self, error: HeadraceError) -> None:
         """See Intake. The first error stays."""
@@ -175,7 +187,9 @@ class ThreadIntake:
     def _loop(self) -> None:
         due_s = 0.0
         while True:
-            events = self._selector.select(max(0.0, due_s - time.monotonic()))
+            if self._resting:
+                self._rest.poll(1000 * _REST_S)
+            events = self._selector.select(0.0 if self._resting else max(0.0, due_s - time.monotonic()))
             with self._lock:
                 if self._closing:
                     return
@@ -189,8 +203,27 @@ class ThreadIntake:
                     self._commands.popleft()(now_s)
                 due_s = self._connections.mend(now_s)
                 self._note_transports()
+                self._resting = self._may_rest(due_s, now_s)
 
     # --- under the lock ----------------------------------------------------------------------------------------------
+
+    def _may_rest(self, due_s: float, now_s: float) -> bool:
+        """True where nobody is served by reading messages at once: a trainer that waits, now or a moment ago, would be."""
+        waits = self._waiting is not None or now_s < self._waited_s + _REST_S
+        return not waits and due_s > now_s + _REST_S and self._links.settled()
+
+    def _wait(self, index: int, start_s: float, deadline_s: float) -> TakenSlot:
+        if self._resting:
+            self._wake()
+        while True:
+            taken = self._find(index)
+            if taken is not None:
+                return taken
+            now_s = time.monotonic()
+            left_s = start_s + deadline_s - now_s
+            if left_s <= 0:
+                raise self._timeout(index, deadline_s, now_s)
+            self._changed.wait(left_s)
 
     def _lane_of(self, index: int) -> int | None:
         position = self._plan.locate(self._rank, index)

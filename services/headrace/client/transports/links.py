@@ -176,14 +176,26 @@ class Links:
             link.close()
         peer.unlinked(reason, now_s, pause)
 
-    def send_next(self) -> None:
-        """Tell all producers what is released, and have the selector wake when what waits can be sent."""
+    def settled(self) -> bool:
+        """True where all peers are connected by local sockets, and nothing waits to be sent."""
+        return all(
+            peer.welcomed and isinstance(peer.link, LocalLink) and not peer.link.wants_write for peer in self.peers.values()
+        )
+
+    def send_next(self) -> bool:
+        """Tell all producers what is released. False if there is more to do: `watch_writes`."""
+        sent = True
         if self._arrivals.next > self._sent_next:
             self._sent_next = self._arrivals.next
             self.fetch.send_next(self._sent_next)
             for peer in self.peers.values():
                 if isinstance(peer.link, LocalLink) and peer.welcomed:
                     peer.link.send_next(self._sent_next)
+                    sent = sent and not peer.link.wants_write
+        return sent and not self.fetch.wants_write
+
+    def watch_writes(self) -> None:
+        """Have the selector wake when what waits can be sent."""
         self.fetch.watch_writes()
         for peer in self.peers.values():
             if isinstance(peer.link, LocalLink):
