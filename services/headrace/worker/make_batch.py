@@ -125,7 +125,8 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
         shape=job.pipeline.shape(job.batch_size),
         pixel_bytes=order.work.pixel_bytes,
     )
-    bad = {int(code): int(count) for code, count in zip(*np.unique(reasons[reasons > 0], return_counts=True), strict=True)}
+    met = reasons[mask & (reasons > 0)]
+    bad = {int(code): int(count) for code, count in zip(*np.unique(met, return_counts=True), strict=True)}
     return Made(
         total,
         read.read_bytes,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from headrace.core.errors import HeadraceError, SessionSuperseded, SessionUnknown, WorldMismatch
+from headrace.core.errors import HeadraceError, Ids, SessionSuperseded, SessionUnknown, WorldMismatch, from_code
 from headrace.core.session_plan import Position
 from headrace.worker.make_batch import Made, Order, make_batch
 from headrace.worker.ports import OutPort
@@ -235,19 +235,12 @@ class Producer:
         try:
             made = await make_batch(order, self._engine_turn, self._executor)
         except HeadraceError as error:
-            log.error(
-                "batch_failed",
-                job=job.name,
-                rank=port.rank,
-                index=index,
-                epoch=order.position.epoch,
-                batch=order.position.batch,
-                error=str(error),
-            )
+            told = _with_place(error, order)
+            log.error("batch_failed", index=index, error=told.message, code=told.code, **told.ids)
             self._stats.failed(job.name, error.code)
             port.abandon(index)
             if not port.closed:
-                port.fail(index, error)
+                port.fail(index, told)
             return
         except Exception as error:
             # A bug of ours or of a library: the rank must not wait for a batch that would fail again for ever.
@@ -278,3 +271,15 @@ class Producer:
         self._wake.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("producer_bug", task=task.get_name(), exc_info=task.exception())
+
+
+def _with_place(error: HeadraceError, order: Order) -> HeadraceError:
+    """The same error with the batch that it keeps from coming among its ids."""
+    place: Ids = {
+        "job": order.work.session.job.name,
+        "rank": order.rank,
+        "epoch": order.position.epoch,
+        "batch": order.position.batch,
+        "worker": order.worker,
+    }
+    return from_code(error.code, error.message, {**place, **error.ids})

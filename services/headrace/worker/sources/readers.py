@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.core.errors import HeadraceError, ShardChanged, ShardMissing
+from headrace.core.errors import AccessDenied, ConfigInvalid, HeadraceError, ShardChanged, ShardMissing, from_code
 from headrace.datasets.edges import edge_hash, edge_ranges
 from headrace.datasets.manifest import Manifest, Shard
 from headrace.datasets.storage import ObjectMissing, Storage
@@ -122,7 +122,7 @@ class LocalTarReader:
     def __init__(self, manifest: Manifest, storage: LocalStorage) -> None:
         self._shards = manifest.shards
         self._storage = storage
-        self._checked: set[int] = set()  # only added to, from any thread
+        self._checked: dict[int, tuple[int, ...]] = {}  # shard -> the very file that was checked; any thread
 
     async def read(self, wanted: Sequence[Wanted]) -> ReadCount:
         """Read all, neighbours at once."""
@@ -145,6 +145,8 @@ class LocalTarReader:
             fd = self._storage.open_fd(shard.name)
         except ObjectMissing as error:
             raise missing(shard, shard.name, self._storage.address) from error
+        except (ConfigInvalid, AccessDenied) as error:
+            raise from_code(error.code, error.message, {**error.ids, "shard": shard.name}) from error
         try:
             self._check(number, shard, fd)
             data = pread_all(fd, extent.length, extent.start)
@@ -157,13 +159,16 @@ class LocalTarReader:
         return data
 
     def _check(self, number: int, shard: Shard, fd: int) -> None:
-        size = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        size = status.st_size
         if size != shard.bytes:
             raise changed(shard, shard.name, f"{size} bytes, not {shard.bytes}")
-        if number not in self._checked:
+        # Checked again whenever the file was replaced or written to: a job runs for weeks.
+        file = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+        if self._checked.get(number) != file:
             if edge_hash(*(pread_all(fd, length, start) for start, length in edge_ranges(size))) != shard.edge_hash:
                 raise changed(shard, shard.name, "other content at its start or end")
-            self._checked.add(number)
+            self._checked[number] = file
 
 
 class LocalFileReader:
