@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
+from structlog.testing import capture_logs
 
 import headrace
 from headrace.client.session_link import SessionLink
@@ -240,6 +241,19 @@ def test_a_commit_is_where_the_next_attempt_begins_and_a_state_wins_over_it(open
         assert sorted(seen + ids(stream)) == list(range(SAMPLES))
     with job.stream(state=state) as stream:
         assert len(ids(stream)) == SAMPLES - 2 * BATCH
+
+
+def test_a_script_that_is_run_again_is_told_why_nothing_comes(open_job: Callable[..., headrace.Job]) -> None:
+    job = open_job()
+    with job.stream(epochs=1) as stream:
+        ids(stream)
+        stream.commit()
+    with capture_logs() as lines, job.stream(epochs=1) as stream:
+        assert ids(stream) == []
+    assert "nothing_left" in [line["event"] for line in lines]
+    with capture_logs() as lines, job.stream(epochs=2) as stream:
+        assert len(stream) > 0
+    assert "resumed" in [line["event"] for line in lines]
 
 
 def test_batches_flow_while_the_coordinators_are_down_and_reports_go_on_after(

@@ -5,8 +5,10 @@ gRPC is imported when a connection is made, so that `import headrace` alone, for
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +30,14 @@ OPEN_DEADLINE_S = 30.0
 def connect(addresses: str, *, deadline_s: float = OPEN_DEADLINE_S) -> Client:
     """A client of the coordinator replicas at `addresses`: "host:port", or several with commas between.
 
-    No call is made yet. deadline_s: longest time to go on trying to open a job while no coordinator answers. Log lines go to
-    standard error, unless the process configures structlog. Raises ConfigInvalid for a malformed address.
+    No call is made yet. deadline_s: longest time to go on trying to open a job while no coordinator answers. Warnings go to
+    standard error, more with HEADRACE_LOG_LEVEL=info, unless the process configures structlog. Raises ConfigInvalid for a
+    malformed address.
     """
-    from headrace.client.logs import keep_off_stdout
+    from headrace.client.logs import keep_out_of_the_way
     from headrace.client.rpc import CoordinatorRpc
 
-    keep_off_stdout()
+    keep_out_of_the_way()
     return Client(CoordinatorRpc(addresses), deadline_s)
 
 
@@ -59,7 +62,7 @@ class Client:
         self,
         name: str,
         *,
-        dataset: str,
+        dataset: str | os.PathLike[str],
         batch_size: int,
         pipeline: PipelineSpec | None = None,
         seed: int = 0,
@@ -70,13 +73,14 @@ class Client:
     ) -> Job:
         """Open a job, or join it if it is open with the same parameters. Every rank calls this.
 
-        dataset: address of a manifest made by `headrace index`. fingerprint: engine that must serve it; empty takes the first
+        dataset: what `headrace index` has indexed, as the fleet reaches it: a directory or an address (a relative path is taken
+        from this process's working directory). fingerprint: engine that must serve it; empty takes the first
         worker's, `any` allows several. world: to refuse now what would give no rank a step. Raises SpecInvalid,
         JobMismatch, ManifestMissing, ManifestInvalid, NoSteps, EngineUnsupported, CoordinatorUnavailable.
         """
         spec = JobSpec(
             name=name,
-            dataset=dataset,
+            dataset=_absolute(dataset),
             batch_size=batch_size,
             pipeline=pipeline or PipelineSpec(),
             seed=seed,
@@ -91,6 +95,12 @@ class Client:
         from headrace.client.join import open_job
 
         return Job(open_job(self._rpc, spec, world, self._deadline_s), self._rpc.addresses)
+
+
+def _absolute(dataset: str | os.PathLike[str]) -> str:
+    """Coordinator and workers have working directories of their own, so that only an absolute path names the same data."""
+    address = os.fspath(dataset)
+    return address if not address or "://" in address else str(Path(address).expanduser().absolute())
 
 
 class Job:

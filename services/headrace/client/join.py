@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
+import structlog
+
 from headrace.client.link import Identity
 from headrace.client.options import StreamOptions
 from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc, until
@@ -17,6 +19,10 @@ from headrace.wire.messages import PROTOCOL
 # A rank's holder may have died a moment ago, and a session that was being formed may have been given up. Where the
 # coordinator numbers the attempts, asking again is right until the deadline.
 _MAY_PASS = (RankClaimed, SessionSuperseded)
+# Other ranks import their libraries at about the same time; who takes longer is told.
+SLOW_JOIN_S = 10.0
+
+log = structlog.get_logger()
 
 
 def open_job(rpc: CoordinatorRpc, spec: JobSpec, world: int, deadline_s: float) -> JobSpec:
@@ -40,6 +46,7 @@ class Joining:
         self._options = options
         self._automatic = options.fixed_attempt == 0
         self._awaited: tuple[int, ...] = ()
+        self._tell_from_s = float("inf")
         self._request = pb.JoinSessionRequest(
             protocol=PROTOCOL,
             id=pb.RankId(job=job.name, attempt=options.fixed_attempt, rank=identity.rank, nonce=identity.nonce),
@@ -54,10 +61,12 @@ class Joining:
         if state is not None:
             self._request.state.CopyFrom(convert.state_to_proto(state))
         begun_s = time.monotonic()
+        self._tell_from_s = begun_s + SLOW_JOIN_S
         try:
             session = until(self._options.join_deadline_s, self._poll, _MAY_PASS if self._automatic else ())
             if session is None:
                 raise self._timed_out(time.monotonic() - begun_s)
+            self._tell_beginning(session, state)
             return session
         except StateMismatch:
             # The claim stays until it lapses, so that the other ranks are told the same and don't wait for this one.
@@ -79,7 +88,24 @@ class Joining:
             raise
         self._request.id.attempt = answer.attempt
         self._awaited = tuple(answer.awaited)
+        if time.monotonic() >= self._tell_from_s:
+            self._tell_from_s = float("inf")
+            log.warning("ranks_awaited", ranks=", ".join(map(str, self._awaited)), world=self._options.world, **self._ids())
         return convert.session_from_proto(answer.session) if answer.HasField("session") else None
+
+    def _tell_beginning(self, session: Session, state: StreamState | None) -> None:
+        """A job that was trained before does not begin anew: whoever runs a script twice shall not wonder."""
+        if self._options.rank != 0:
+            return
+        if self._options.epochs and session.epoch >= self._options.epochs:
+            note = "all epochs are done; raise epochs, or give the job another name to train from the start"
+            log.warning("nothing_left", epochs=self._options.epochs, note=note, **self._ids())
+        elif state is None and (session.epoch or session.first):
+            note = "no state was given, so it goes on after the last commit; another job name trains from the start"
+            log.warning("resumed", epoch=session.epoch, batch=session.first, note=note, **self._ids())
+
+    def _ids(self) -> dict[str, str | int]:
+        return {"job": self._request.id.job, "attempt": self._request.id.attempt, "rank": self._options.rank}
 
     def _timed_out(self, waited_s: float) -> WaitTimeout:
         ranks = ", ".join(map(str, self._awaited)) or "unknown"

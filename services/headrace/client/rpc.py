@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
+import structlog
 
 from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, StoreUnavailable, WaitTimeout
 from headrace.telemetry.addresses import split_address
@@ -20,6 +21,8 @@ CALL_DEADLINE_S = 5.0
 LEAST_SHARE_S = 1.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+# Whoever sits before a silent terminal wants to know by then what is waited for.
+TELL_AFTER_S = 3.0
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -29,6 +32,7 @@ _OPTIONS = (
 _ELSEWHERE = (CoordinatorUnavailable, WaitTimeout, StoreUnavailable)
 
 T = TypeVar("T")
+log = structlog.get_logger()
 
 
 class CoordinatorRpc:
@@ -48,6 +52,7 @@ class CoordinatorRpc:
     def call(self, method: str, request: Any, deadline_s: float = CALL_DEADLINE_S) -> Any:
         """One call, tried at each replica once. Raises what the coordinator raised, CoordinatorUnavailable if none answered."""
         last: HeadraceError | None = None
+        reason = "no time left"
         end_s = time.monotonic() + deadline_s
         share_s = max(LEAST_SHARE_S, deadline_s / len(self.addresses))
         for _ in self.addresses:
@@ -60,16 +65,16 @@ class CoordinatorRpc:
             except grpc.RpcError as failure:
                 error = error_from_rpc(failure)
                 if not isinstance(error, _ELSEWHERE):
-                    raise error from failure
-                last = error
+                    raise error from None  # it says all that gRPC's own says
+                last, reason = error, failure.details() or error.message
                 self.failed(stub_number)
         if isinstance(last, StoreUnavailable):
             raise last
         raise CoordinatorUnavailable(
-            f"no coordinator answered {method} at {', '.join(self.addresses)} ({last.message if last else 'no time left'}): "
-            "check that one runs there and can be reached from here",
+            f"no coordinator answered {method} at {', '.join(self.addresses)}: check that one runs there and can be reached "
+            f"from here ({reason})",
             addresses=",".join(self.addresses),
-        ) from last
+        )
 
     def current(self) -> tuple[int, Any]:
         """The replica that calls go to: its number, for `failed`, and its stub."""
@@ -91,9 +96,12 @@ class CoordinatorRpc:
 def until(deadline_s: float, call: Callable[[], T | None], also_retry: tuple[type[HeadraceError], ...] = ()) -> T | None:
     """Repeat `call` with growing pauses until it gives something; retriable errors and `also_retry` are repeated, too.
 
-    None when the deadline passed without an error in the last try; else that error is raised.
+    An error that is repeated for long is told once. None when the deadline passed without an error in the last try; else
+    that error is raised.
     """
-    end_s = time.monotonic() + deadline_s
+    begun_s = time.monotonic()
+    end_s = begun_s + deadline_s
+    told = False
     pause_s = FIRST_PAUSE_S
     while True:
         last: HeadraceError | None = None
@@ -105,6 +113,9 @@ def until(deadline_s: float, call: Callable[[], T | None], also_retry: tuple[typ
             if not error.retriable and not isinstance(error, also_retry):
                 raise
             last = error
+        if last is not None and not told and time.monotonic() - begun_s >= TELL_AFTER_S:
+            told = True
+            log.warning("still_trying", error=str(last), give_up_after_s=deadline_s)
         if time.monotonic() + pause_s >= end_s:
             if last is not None:
                 raise last

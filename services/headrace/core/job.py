@@ -83,6 +83,8 @@ class JobSpec:
             )
         if not 1 <= self.batch_size <= 65536:
             raise SpecInvalid(f"batch_size must be from 1 to 65536, not {shown(self.batch_size)}", field="batch_size")
+        if not isinstance(self.pipeline, PipelineSpec):
+            raise SpecInvalid(f"pipeline must be a PipelineSpec(ops=(...)), not {self.pipeline!r}", field="pipeline")
         if self.tail not in get_args(Tail):
             raise SpecInvalid(f"tail must be drop or pad, not {shown(self.tail)}", field="tail")
         if not -(2**63) <= self.seed < 2**63:

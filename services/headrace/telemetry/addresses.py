@@ -8,6 +8,6 @@ from headrace.core.errors import ConfigInvalid
 def split_address(address: str) -> tuple[str, int]:
     """('host', port) of host:port or [v6]:port. Raises ConfigInvalid."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
+    if not colon or "/" in host or not port.isdecimal() or int(port) > 65535:
         raise ConfigInvalid(f"{address!r} is not host:port", address=address)
     return host.removeprefix("[").removesuffix("]"), int(port)

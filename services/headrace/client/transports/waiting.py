@@ -19,7 +19,8 @@ def describe(awaited: Awaited, position: Position | None, peers: list[Peer], tab
         return f"{what} is not here; the coordinator has not said yet who holds the lanes"
     held_s = now_s - awaited.owner_since_s
     if not awaited.worker:
-        return f"{what} is not here; nobody holds the lane since {held_s:.1f} s"
+        since = f" since {held_s:.1f} s" if awaited.owner_since_s else ""
+        return f"{what} is not here; no worker holds its lane{since}: check that workers run and reach the coordinator"
     text = f"{what} is awaited from worker {awaited.worker}, which holds the lane since {held_s:.1f} s"
     if awaited.started_by:
         text += f"; worker {awaited.started_by} STARTED it {now_s - awaited.started_since_s:.1f} s ago"
