@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from headrace.coordinator import admin_api, store_redis
 from headrace.coordinator.board import Board
-from headrace.coordinator.grpc_api import CoordinatorService, HeartbeatRules, Manifests
+from headrace.coordinator.grpc_api import CoordinatorService, HeartbeatRules
 from headrace.coordinator.instruments import BoardCollector, Instruments
 from headrace.coordinator.ledger import Ledger
+from headrace.coordinator.manifests import Manifests
 from headrace.coordinator.serve import AdminServer, GrpcServer
 from headrace.coordinator.settings import CoordinatorSettings
 from headrace.coordinator.store import Store

@@ -6,12 +6,10 @@ base class, so that no client hangs on our bugs.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -19,6 +17,7 @@ from headrace.coordinator import requests
 from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
+from headrace.coordinator.manifests import ManifestFacts, Manifests
 from headrace.core.errors import HeadraceError, ManifestInvalid, RankClaimed, WorldMismatch
 from headrace.core.events import Adopt, JobState, Joined, Observe, Open
 from headrace.core.job import JobSpec
@@ -35,50 +34,6 @@ SERVICE = "headrace.v1.CoordinatorService"
 _WATCH_S = 1.0
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext, generic in requests that differ by call
-
-
-class ManifestFacts(Protocol):
-    """What a job takes from its manifest; datasets.manifest.Manifest has it."""
-
-    @property
-    def hash(self) -> str: ...
-    @property
-    def samples(self) -> int: ...
-    @property
-    def max_key_bytes(self) -> int: ...
-    @property
-    def max_label_bytes(self) -> int: ...
-    @property
-    def label_kind(self) -> str: ...
-    @property
-    def label_width(self) -> int: ...
-
-
-ReadManifest = Callable[[str], Awaitable[ManifestFacts]]
-
-
-class Manifests:
-    """Manifests by address, each read once in a while: all ranks open their job at about the same time."""
-
-    def __init__(self, read: ReadManifest, keep_s: float) -> None:
-        self._read = read
-        self._keep_s = keep_s
-        self._tasks: dict[str, tuple[float, asyncio.Task[ManifestFacts]]] = {}
-
-    async def get(self, address: str) -> ManifestFacts:
-        """Read a manifest, or wait for whoever does. Raises what reading raises; failures are not kept."""
-        now = time.monotonic()
-        for old in [key for key, (since, task) in self._tasks.items() if task.done() and now - since > self._keep_s]:
-            del self._tasks[old]
-        if address not in self._tasks:
-            self._tasks[address] = (now, asyncio.ensure_future(self._read(address)))
-        task = self._tasks[address][1]
-        try:
-            # Shielded: one caller that goes away must not end the others' read.
-            return await asyncio.shield(task)
-        finally:
-            if task.done() and (task.cancelled() or task.exception() is not None):
-                self._tasks.pop(address, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""Manifests as opening a job needs them: read once for all ranks, and answered within a call's deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from headrace.core.errors import SourceUnavailable
+from headrace.datasets.storage import mask_address
+
+_PATIENCE_S = 4.0  # below the client's deadline of a call
+
+
+class ManifestFacts(Protocol):
+    """What a job takes from its manifest; datasets.manifest.Manifest has it."""
+
+    @property
+    def hash(self) -> str: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def max_key_bytes(self) -> int: ...
+    @property
+    def max_label_bytes(self) -> int: ...
+    @property
+    def label_kind(self) -> str: ...
+    @property
+    def label_width(self) -> int: ...
+
+
+ReadManifest = Callable[[str], Awaitable[ManifestFacts]]
+
+
+class Manifests:
+    """Manifests by address, each read once in a while: all ranks open their job at about the same time."""
+
+    def __init__(self, read: ReadManifest, keep_s: float, patience_s: float = _PATIENCE_S) -> None:
+        self._read = read
+        self._keep_s = keep_s
+        self._patience_s = patience_s
+        self._tasks: dict[str, tuple[float, asyncio.Task[ManifestFacts]]] = {}
+
+    async def get(self, address: str) -> ManifestFacts:
+        """Read a manifest, or wait for whoever does. Raises what reading raises; failures are not kept.
+
+        An object store may be tried for longer than a call lasts: SourceUnavailable then says so in time, and the caller's
+        next try waits for the same read.
+        """
+        now = time.monotonic()
+        for old in [key for key, (since, task) in self._tasks.items() if task.done() and now - since > self._keep_s]:
+            del self._tasks[old]
+        if address not in self._tasks:
+            self._tasks[address] = (now, asyncio.ensure_future(self._read(address)))
+            self._tasks[address][1].add_done_callback(_seen)
+        since, task = self._tasks[address]
+        # Not awaited itself: one caller that goes away must not end the others' read.
+        await asyncio.wait({task}, timeout=self._patience_s)
+        if not task.done():
+            raise SourceUnavailable(
+                f"the manifest is not read after {time.monotonic() - since:.0f} s: check that the coordinator reaches "
+                f"{mask_address(address)} and has credentials for it",
+                manifest=mask_address(address),
+            )
+        if task.cancelled() or task.exception() is not None:
+            self._tasks.pop(address, None)
+        return task.result()
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """If no caller is left to take its failure, asyncio need not complain."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,69 @@
+"""Manifests are read once for all, and a slow store is told before the caller's call is over."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from headrace.coordinator.manifests import Manifests
+from headrace.core.errors import ManifestMissing, SourceUnavailable
+
+
+class Reads:
+    """Counts reads, each of which ends when it is let go."""
+
+    def __init__(self, outcome: Any) -> None:
+        self.outcome = outcome
+        self.count = 0
+        self.go = asyncio.Event()
+
+    async def __call__(self, address: str) -> Any:
+        self.count += 1
+        await self.go.wait()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+async def test_a_slow_read_is_told_and_the_next_try_waits_for_the_same() -> None:
+    read = Reads("facts")
+    manifests = Manifests(read, keep_s=10.0, patience_s=0.01)
+    for _ in range(2):
+        with pytest.raises(SourceUnavailable, match="check that the coordinator reaches s3://") as caught:
+            await manifests.get("s3://key:secret@bucket/train")
+        assert "secret" not in str(caught.value)
+    read.go.set()
+    assert await manifests.get("s3://key:secret@bucket/train") == "facts"
+    assert read.count == 1
+
+
+async def test_a_failure_reaches_all_who_wait_and_is_not_kept() -> None:
+    read = Reads(ManifestMissing("none there"))
+    manifests = Manifests(read, keep_s=10.0, patience_s=5.0)
+    waiting = [asyncio.ensure_future(manifests.get("/data")) for _ in range(3)]
+    await asyncio.sleep(0)
+    read.go.set()
+    assert all(isinstance(got, ManifestMissing) for got in await asyncio.gather(*waiting, return_exceptions=True))
+    read.outcome = "facts"
+    assert await manifests.get("/data") == "facts"
+    assert read.count == 2
+
+
+async def test_a_caller_that_goes_away_leaves_the_read_and_no_complaint() -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    read = Reads(SourceUnavailable("away"))
+    manifests = Manifests(read, keep_s=0.0, patience_s=5.0)
+    caller = asyncio.ensure_future(manifests.get("s3://bucket/train"))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    read.go.set()
+    await asyncio.sleep(0.01)
+    manifests._tasks.clear()
+    gc.collect()
+    assert complaints == []
