@@ -34,7 +34,12 @@ def store(address: str, data_dir: Path, exit_with_parent: bool) -> None:
     if port == 0:
         raise ConfigInvalid("the store needs a port of its own: --address HOST:PORT with PORT above 0", address=address)
     _check_free(host, port)
-    data_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigInvalid(
+            f"{data_dir} cannot be made: {error.strerror}; choose another by --data-dir", path=str(data_dir)
+        ) from error
     command = server_command(host, port, data_dir)
     # This process becomes the server: no wrapper that could die and leave it running.
     os.execv(command[0], command)  # noqa: S606

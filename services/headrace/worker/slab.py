@@ -12,9 +12,9 @@ import errno
 import fcntl
 import mmap
 import os
-from pathlib import Path
 
 from headrace.core.errors import DiskFull, HeadraceError, TransportUnavailable
+from headrace.telemetry.memory import available_bytes
 
 _F_ADD_SEALS = 1033
 _F_SEAL_SEAL = 0x1
@@ -22,8 +22,6 @@ _F_SEAL_SHRINK = 0x2
 _F_SEAL_GROW = 0x4
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1
 SEALS = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
-
-CGROUP = Path("/sys/fs/cgroup")
 
 _NO_SPACE = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EOVERFLOW}
 
@@ -119,27 +117,6 @@ async def make_slab(slots: int, slot_bytes: int) -> Slab:
 def _close_unwanted(future: asyncio.Future[Slab]) -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().close()
-
-
-def available_bytes() -> int:
-    """Bytes that this process could still take, by the machine and by its memory cgroup (version 2, as mounted in a pod).
-
-    Without this check the kernel would fill the memory and then kill a process instead of returning an error.
-    """
-    meminfo = _key_values(Path("/proc/meminfo"))
-    available = meminfo["MemAvailable:"] * 1024
-    try:
-        limit = int((CGROUP / "memory.max").read_text())
-        used = int((CGROUP / "memory.current").read_text())
-        stat = _key_values(CGROUP / "memory.stat")
-    except (OSError, ValueError):  # no cgroup of version 2 here, or no limit ("max")
-        return available
-    page_cache = stat.get("active_file", 0) + stat.get("inactive_file", 0)
-    return min(available, limit - used + page_cache)
-
-
-def _key_values(path: Path) -> dict[str, int]:
-    return {fields[0]: int(fields[1]) for fields in map(str.split, path.read_text().splitlines()) if len(fields) > 1}
 
 
 def _no_memory(size: int) -> DiskFull:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from headrace.client.transports.mapping import create_slab
 from headrace.core.errors import DiskFull, HeadraceError, TransportUnavailable
+from headrace.telemetry import memory
+from headrace.telemetry.memory import available_bytes
 from headrace.worker import slab as slab_module
-from headrace.worker.slab import Slab, available_bytes, make_slab
+from headrace.worker.slab import Slab, make_slab
 
 SLOT = 3 * mmap.PAGESIZE
 
@@ -140,7 +143,14 @@ def test_the_cgroups_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("900000\n")
     (tmp_path / "memory.stat").write_text("anon 500000\nactive_file 100000\ninactive_file 200000\n")
-    monkeypatch.setattr(slab_module, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
     assert available_bytes() == 1000000 - 900000 + 300000
     (tmp_path / "memory.max").write_text("max\n")
     assert available_bytes() > 1000000
+
+
+def test_a_trainers_own_slab_is_refused_as_early() -> None:
+    before = fds()
+    with pytest.raises(TransportUnavailable, match="larger memory limit"):
+        create_slab(1, 2, (available_bytes() // mmap.PAGESIZE) * mmap.PAGESIZE)
+    assert fds() == before

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field
 
 from headrace.core.errors import ProtocolMismatch, TransportUnavailable
+from headrace.telemetry.memory import available_bytes
 from headrace.wire.slot_format import PAGE, PIXEL_OFFSET
 
 # Not in Python's fcntl module before 3.12.
@@ -86,7 +87,17 @@ def map_slab(fd: int, number: int, *, slots: int, slot_bytes: int, generation: i
 
 
 def create_slab(number: int, slots: int, slot_bytes: int) -> tuple[Slab, int]:
-    """A slab of our own for the fetcher, and its descriptor, which is the caller's to close. Raises TransportUnavailable."""
+    """A slab of our own for the fetcher, and its descriptor, which is the caller's to close. Raises TransportUnavailable.
+
+    The fetcher touches all of it at once: what is not there now would make the kernel kill a process, not tell us.
+    """
+    size, available = slots * slot_bytes, available_bytes()
+    if size > min(available, MAX_SLAB_BYTES):
+        raise TransportUnavailable(
+            f"no memory for a slab of {size / 2**20:.0f} MiB ({slots} batches to receive into; {available / 2**20:.0f} MiB are "
+            "free): give the trainer a larger memory limit, or the job a smaller batch or window",
+            bytes=size,
+        )
     try:
         fd = os.memfd_create("headrace-fetch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
