@@ -164,7 +164,7 @@ class BadSample(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sample: _Optional[int] = ..., key: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReportProgressRequest(_message.Message):
-    __slots__ = ("id", "session", "consumed", "committed", "wait_s", "wait_by_cause", "elapsed_s", "transport", "bad_samples", "batches_remade", "node")
+    __slots__ = ("id", "session", "consumed", "committed", "wait_s", "wait_by_cause", "elapsed_s", "transport", "bad_samples", "batches_remade", "node", "waiting_s", "troubles")
     ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,8 @@ class ReportProgressRequest(_message.Message):
     BAD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BATCHES_REMADE_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_S_FIELD_NUMBER: _ClassVar[int]
+    TROUBLES_FIELD_NUMBER: _ClassVar[int]
     id: RankId
     session: Session
     consumed: int
@@ -187,7 +189,25 @@ class ReportProgressRequest(_message.Message):
     bad_samples: _containers.RepeatedCompositeFieldContainer[BadSample]
     batches_remade: int
     node: str
-    def __init__(self, id: _Optional[_Union[RankId, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., consumed: _Optional[int] = ..., committed: _Optional[int] = ..., wait_s: _Optional[float] = ..., wait_by_cause: _Optional[_Iterable[_Union[WaitByCause, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., transport: _Optional[str] = ..., bad_samples: _Optional[_Iterable[_Union[BadSample, _Mapping]]] = ..., batches_remade: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
+    waiting_s: float
+    troubles: _containers.RepeatedCompositeFieldContainer[LaneTrouble]
+    def __init__(self, id: _Optional[_Union[RankId, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., consumed: _Optional[int] = ..., committed: _Optional[int] = ..., wait_s: _Optional[float] = ..., wait_by_cause: _Optional[_Iterable[_Union[WaitByCause, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., transport: _Optional[str] = ..., bad_samples: _Optional[_Iterable[_Union[BadSample, _Mapping]]] = ..., batches_remade: _Optional[int] = ..., node: _Optional[str] = ..., waiting_s: _Optional[float] = ..., troubles: _Optional[_Iterable[_Union[LaneTrouble, _Mapping]]] = ...) -> None: ...
+
+class LaneTrouble(_message.Message):
+    __slots__ = ("lane", "worker", "token", "waited", "connected", "reason")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WAITED_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    worker: str
+    token: int
+    waited: _duration_pb2.Duration
+    connected: bool
+    reason: str
+    def __init__(self, lane: _Optional[int] = ..., worker: _Optional[str] = ..., token: _Optional[int] = ..., waited: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., connected: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReportProgressResponse(_message.Message):
     __slots__ = ()
@@ -220,7 +240,7 @@ class SessionLeases(_message.Message):
     def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("protocol", "endpoint", "fingerprint", "ops", "samples_per_s", "threads", "draining", "held", "lagging")
+    __slots__ = ("protocol", "endpoint", "fingerprint", "ops", "samples_per_s", "threads", "draining", "held", "lagging", "unable_jobs")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +250,7 @@ class HeartbeatRequest(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     LAGGING_FIELD_NUMBER: _ClassVar[int]
+    UNABLE_JOBS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     endpoint: Endpoint
     fingerprint: str
@@ -239,7 +260,8 @@ class HeartbeatRequest(_message.Message):
     draining: bool
     held: _containers.RepeatedCompositeFieldContainer[SessionLeases]
     lagging: _containers.RepeatedCompositeFieldContainer[LaggingLane]
-    def __init__(self, protocol: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., fingerprint: _Optional[str] = ..., ops: _Optional[_Iterable[str]] = ..., samples_per_s: _Optional[float] = ..., threads: _Optional[int] = ..., draining: bool = ..., held: _Optional[_Iterable[_Union[SessionLeases, _Mapping]]] = ..., lagging: _Optional[_Iterable[_Union[LaggingLane, _Mapping]]] = ...) -> None: ...
+    unable_jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., fingerprint: _Optional[str] = ..., ops: _Optional[_Iterable[str]] = ..., samples_per_s: _Optional[float] = ..., threads: _Optional[int] = ..., draining: bool = ..., held: _Optional[_Iterable[_Union[SessionLeases, _Mapping]]] = ..., lagging: _Optional[_Iterable[_Union[LaggingLane, _Mapping]]] = ..., unable_jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LaggingLane(_message.Message):
     __slots__ = ("job", "lane", "behind")
