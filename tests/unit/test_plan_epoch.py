@@ -91,3 +91,17 @@ def test_counts():
     assert batch_count(512, 256, "pad") == 2
     assert reads_in(np.array([5, 3, 4, 9, 11, 10])) == 2
     assert reads_in(np.array([], dtype=np.int64)) == 0
+
+
+@pytest.mark.parametrize("shuffle", [Shuffle(), Shuffle(run=4, window=32), Shuffle(mode="none")])
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_batches_planned_together_are_those_planned_alone(shuffle, tail):
+    plan = EpochPlan(1003, 8, seed=5, epoch=2, shuffle=shuffle, tail=tail)
+    for batch in (*range(plan.lanes), plan.batches - 1):
+        together = plan.lane_samples(batch, 7)
+        assert 1 <= len(together) <= 7
+        for turn, samples in enumerate(together):
+            alone = plan.batch_samples(batch + turn * plan.lanes)
+            assert np.array_equal(samples.sample_ids, alone.sample_ids)
+            assert np.array_equal(samples.mask, alone.mask)
+    assert len(plan.lane_samples(0, 7)) == (1 if shuffle.mode == "none" else 7)

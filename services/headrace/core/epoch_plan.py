@@ -150,8 +150,19 @@ class EpochPlan:
         ids = self._real_samples(batch, rows[:real])
         return BatchSamples(ids[rows % real], rows < real)
 
+    def lane_samples(self, batch: int, count: int) -> list[BatchSamples]:
+        """`batch_samples` of a full batch and the next ones of its lane: at most `count`, as many as are full, at least one.
+
+        Much cheaper for several small batches together than for each of them.
+        """
+        count = max(1, min(count, -(-(self.full_batches - batch) // self.lanes)))
+        if count == 1 or self.shuffle.mode == "none":
+            return [self.batch_samples(batch)]
+        ids = self._real_samples(batch, np.arange(count * self.batch_size, dtype=np.int64))
+        return [BatchSamples(part, np.ones(self.batch_size, np.bool_)) for part in np.split(ids, count)]
+
     def _real_samples(self, batch: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids of the given rows of a batch."""
+        """Sample ids of the given rows of a batch; if shuffled, rows from B on are those of its lane's next batches."""
         if self.shuffle.mode == "none":
             return batch * self.batch_size + rows
         start, length, turn, stretch = self._stretch(batch)

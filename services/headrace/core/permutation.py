@@ -8,6 +8,8 @@ a bijection, of [0, n). As a * b - n < a, about one in sqrt(n) takes a second wa
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +22,7 @@ ROUNDS = 20
 
 _U = np.uint64
 _HALF = _U(32)
+_FEW = 8
 
 
 def permute(key: Key, size: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -37,7 +40,9 @@ def permute_rows(key: Key, ids: NDArray[np.int64], sizes: NDArray[np.int64], pos
         # Such a position lies on no cycle, and the walk below might never end.
         raise SpecInvalid("a position lies outside what is permuted", field="positions")
     numbers, rows = np.unique(ids, return_inverse=True)
-    round_keys = words(key, numbers, ROUNDS).T[:, rows.ravel()]
+    # Remembered for few numbers: neighbouring batches ask for the same.
+    keys = _round_keys(key, tuple(numbers.tolist())) if len(numbers) <= _FEW else words(key, numbers, ROUNDS).T
+    round_keys = keys[:, rows.ravel()]
     lefts = np.ceil(np.sqrt(sizes.astype(np.float64))).astype(np.uint64)
     limits = sizes.astype(np.uint64)
     rights = (limits + lefts - _U(1)) // lefts
@@ -47,6 +52,12 @@ def permute_rows(key: Key, ids: NDArray[np.int64], sizes: NDArray[np.int64], pos
         out[outside] = _network(_rows(round_keys, outside), _rows(lefts, outside), _rows(rights, outside), out[outside])
         outside = outside[out[outside] >= _rows(limits, outside)]
     return out.astype(np.int64)
+
+
+@lru_cache(maxsize=256)
+def _round_keys(key: Key, numbers: tuple[int, ...]) -> NDArray[np.uint64]:
+    """uint64[ROUNDS, len(numbers)], not to be written to."""
+    return words(key, np.array(numbers, dtype=np.int64), ROUNDS).T
 
 
 def _rows(part: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -20,6 +20,8 @@ from headrace.worker.sources.protocol import Source
 
 # Plans of the epochs at hand: the current one and the next, which runs ahead.
 _EPOCH_PLANS_KEPT = 4
+_SAMPLES_AT_ONCE = 512
+_MOST_SAMPLES_AHEAD = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class SessionWork:
     def __post_init__(self) -> None:
         self.plan = SessionPlan(self.session)
         self._epochs: OrderedDict[int, EpochPlan] = OrderedDict()
+        # What the lanes' next batches hold: planned for some at once, since each call costs more than its samples.
+        self._ahead: OrderedDict[tuple[int, int], BatchSamples] = OrderedDict()
         job = self.session.job
         self.pixel_bytes = job.pipeline.pixel_bytes(job.batch_size)
         meta = slot_format.max_meta_bytes(job.batch_size, job.max_key_bytes, job.max_label_bytes, job.label_width)
@@ -60,7 +64,15 @@ class SessionWork:
             self._epochs[position.epoch] = plan
             if len(self._epochs) > _EPOCH_PLANS_KEPT:
                 self._epochs.popitem(last=False)
-        return plan.batch_samples(position.batch)
+        key = (position.epoch, position.batch)
+        if key not in self._ahead:
+            count = -(-_SAMPLES_AT_ONCE // plan.batch_size)
+            found = plan.lane_samples(position.batch, count)
+            self._ahead.update({(position.epoch, position.batch + n * plan.lanes): part for n, part in enumerate(found)})
+        samples = self._ahead.pop(key)
+        while len(self._ahead) * plan.batch_size > _MOST_SAMPLES_AHEAD:
+            self._ahead.popitem(last=False)
+        return samples
 
     def set_leases(self, lanes: dict[int, int]) -> bool:
         """Take over the coordinator's word on which lanes are held under which token. True if anything changed."""

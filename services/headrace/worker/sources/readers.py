@@ -25,6 +25,8 @@ from headrace.worker.sources.coalesce import Extent, coalesce
 LOCAL_GAP_BYTES = 64 << 10
 REMOTE_GAP_BYTES = 1 << 20
 MAX_EXTENT_BYTES = 16 << 20
+# Waking a thread costs as much CPU as copying that many bytes from the page cache.
+LEAST_BYTES_A_HOP = 256 << 10
 REMOTE_REQUESTS = 64  # in flight, over all reads of one source
 
 
@@ -95,9 +97,11 @@ def _fill(wishes: Sequence[Wanted], extent: Extent, data: bytes | memoryview) ->
 
 def _spread(jobs: Iterable[tuple[int, Callable[[], None]]]) -> list[list[Callable[[], None]]]:
     """Deal (bytes, job) pairs to at most READ_THREADS lists of about equal bytes: one thread hop a list, not a read."""
-    lists: list[list[Callable[[], None]]] = [[] for _ in range(READ_THREADS)]
-    loads = [0] * READ_THREADS
-    for size, job in sorted(jobs, key=lambda pair: -pair[0]):
+    ordered = sorted(jobs, key=lambda pair: -pair[0])
+    threads = min(READ_THREADS, 1 + sum(size for size, _ in ordered) // LEAST_BYTES_A_HOP)
+    lists: list[list[Callable[[], None]]] = [[] for _ in range(threads)]
+    loads = [0] * threads
+    for size, job in ordered:
         least = loads.index(min(loads))
         lists[least].append(job)
         loads[least] += size + 4096
