@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from headrace.cli import main
+from headrace.cli import demo, main
 from headrace.core.errors import ConfigInvalid
+from headrace.core.starvation import CAUSES
 
 HEAVY = ("grpc", "redis", "fastapi", "pydantic", "prometheus_client", "PIL", "structlog")
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -89,6 +95,40 @@ cli(["store", "--address", "127.0.0.1:29999"], prog_name="headrace")
     )
 
 
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_what_is_told_to_install_holds_what_the_command_prints_with(name: str) -> None:
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    wanted, packages = main.COMMANDS[name].extra.split(","), ""
+    while wanted:
+        for package in extras[wanted.pop()]:
+            packages += package + "\n"
+            wanted += re.findall(r"^headrace\[(.*)\]$", package)[0].split(",") if package.startswith("headrace[") else []
+    for library in ("rich", "obstore", "pydantic-settings"):
+        module = library.replace("-", "_")
+        source = Path(main.__file__).with_name(f"{main.COMMANDS[name].module}.py").read_text()
+        needed = f"from {module}" in source or (library == "obstore" and "headrace.datasets" in source)
+        assert not needed or re.search(rf"^{library}\b", packages, re.MULTILINE), library
+
+
+@pytest.mark.parametrize("command", ["worker", "coordinator"])
+def test_a_port_that_is_taken_is_one_line(command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = _run(command, "--grpc-address", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "port_in_use" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["worker", "coordinator"])
+def test_help_names_a_variable_that_works(command: str) -> None:
+    variable = re.findall(r"HEADRACE_[A-Z_]+", _run(command, "--help").stdout)[0]
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", command, "--grpc-address", "127.0.0.1:0"],
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, variable: "nonsense"},
+    )  # fmt: skip
+    assert "'nonsense' is not host:port" in done.stderr
+
+
 def test_a_bug_is_not_mistaken_for_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     @click.command()
     def fails() -> None:
@@ -97,3 +137,7 @@ def test_a_bug_is_not_mistaken_for_a_missing_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("headrace.cli.store.store", fails)
     result = CliRunner().invoke(main.cli, ["store"])
     assert isinstance(result.exception, ModuleNotFoundError)
+
+
+def test_the_demo_explains_every_cause_of_a_wait() -> None:
+    assert tuple(demo.UNTIL) == CAUSES

@@ -27,11 +27,25 @@ def test_says_what_was_found_and_where_the_manifest_is(tmp_path: Path) -> None:
 
 
 def test_warns_of_class_sorted_data_and_names_bad_samples(tmp_path: Path) -> None:
-    parts = [(f"{i:04}.{e}", b) for i in range(600) for e, b in (("jpg", b"x"), ("cls", b"%d" % (i // 60)))]
+    parts = [(f"{i:04}.{e}", b) for i in range(9000) for e, b in (("jpg", b"x"), ("cls", b"%d" % (i // 90)))]
     write_tar(tmp_path / "a.tar", [*parts, ("odd.jpg", b"x"), ("odd.cls", b"dog")])
     result = run(tmp_path)
     assert result.exit_code == 0 and "sorted by class" in result.output
     assert "1 bad_label" in result.output and "bad: odd in a.tar" in result.output and "'dog'" in result.output
+
+
+def test_sorted_data_that_the_shuffle_mixes_need_no_warning(tmp_path: Path) -> None:
+    parts = [(f"{i:04}.{e}", b) for i in range(600) for e, b in (("jpg", b"x"), ("cls", b"%d" % (i // 60)))]
+    write_tar(tmp_path / "a.tar", parts)
+    result = run(tmp_path)
+    assert "10 of 10 classes" in result.output and "sorted by class" not in result.output
+
+
+def test_the_data_set_is_named_as_a_job_must_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_dataset(tmp_path / "data", 1, 10)
+    monkeypatch.chdir(tmp_path)
+    result = run("data", "--out", "index")
+    assert f"dataset   {tmp_path}/index (a job names this)" in result.output
 
 
 def test_class_list_and_exclusions_from_files(tmp_path: Path) -> None:

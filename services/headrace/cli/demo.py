@@ -24,6 +24,27 @@ if TYPE_CHECKING:
 
 EPOCHS = 2
 TRANSPORTS = ["auto", "grpc"]
+# What ended each cause's time, in words for who has not read core.starvation.
+UNTIL = {
+    "lane_wait": "a worker was assigned to the batch",
+    "slot_wait": "the rank had a free slot for it",
+    "worker_busy": "the worker was done with others",
+    "read": "its bytes were read",
+    "decode": "its images were decoded",
+    "augment": "they were cropped, resized, flipped",
+    "transfer": "the rank knew that it is complete",
+    "copy": "the rank had it in its hands",
+}
+AUDITED = {
+    "samples_expected": "in the manifest, times epochs",
+    "samples_delivered": "came to a rank",
+    "missing": "never came",
+    "duplicated": "came twice in an epoch",
+    "unread": "came without a readable barcode",
+    "dropped": "left out by the plan",
+    "padded": "masked places of last batches",
+    "substituted": "bad, another one in their place",
+}
 
 
 @click.command()
@@ -39,12 +60,12 @@ TRANSPORTS = ["auto", "grpc"]
 )
 @click.option("--report", type=click.Path(path_type=Path), help="Also write the facts as JSON to this file.")
 def demo(samples: int, batch_size: int, workers: int, out: Path, report: Path | None) -> None:
-    """Run the main job on this machine: no GPU, no set-up, about half a minute.
+    """Run the main job on this machine: no GPU, no set-up, under a minute.
 
     It cuts an ImageNet-like data set from real photos, starts a store, a coordinator and workers as processes of their own, and
-    trains in name two ranks for two epochs: rank 0 over shared memory, rank 1 over gRPC. In the middle of the second epoch one
-    worker is killed (SIGKILL) and another started. At the end every sample is accounted for by the barcodes drawn into the
-    pixels. The exit status is 0 only if each sample of each epoch was handed over exactly once.
+    feeds two ranks for two epochs: rank 0 over shared memory, rank 1 over gRPC. The ranks don't train: they read the barcodes
+    drawn into the pixels. In the middle of the second epoch one worker is killed (SIGKILL) and another started. At the end
+    every sample is accounted for. The exit status is 0 only if each sample of each epoch was handed over exactly once.
     """
     from rich.console import Console
 
@@ -169,32 +190,27 @@ def _print_result(console: Console, facts: dict[str, Any], killed: str, out: Pat
         cells = (rank["rank"], rank["transport"], rank["steps"], f"{rank['images_per_second']:.0f}", rank["transport_reason"])
         table.add_row(*map(str, cells))
     console.print(table)
-    waits = _table("Seconds waited, by cause", ["cause", *(f"rank {rank['rank']}" for rank in ranks)], text_columns={0})
+    headings = ["cause", *(f"rank {rank['rank']}" for rank in ranks), "the time that passed until"]
+    waits = _table("Seconds that ranks waited, by cause", headings, text_columns={0, len(headings) - 1})
     for cause in ranks[0]["wait_s_by_cause"]:
-        waits.add_row(cause.replace("_", " "), *(f"{rank['wait_s_by_cause'][cause]:.2f}" for rank in ranks))
+        seconds = (f"{rank['wait_s_by_cause'][cause]:.2f}" for rank in ranks)
+        waits.add_row(cause.replace("_", " "), *seconds, UNTIL.get(cause, ""))
     waits.add_section()
-    waits.add_row("all", *(f"{rank['wait_s']:.2f}" for rank in ranks))
+    waits.add_row("all", *(f"{rank['wait_s']:.2f}" for rank in ranks), "ranks that don't train wait all the time")
     console.print(waits)
-    audit = _table("Audit: ids read from the pixels", ["against the manifest", "samples"], text_columns={0})
-    for name in (
-        "samples_expected",
-        "samples_delivered",
-        "missing",
-        "duplicated",
-        "unread",
-        "dropped",
-        "padded",
-        "substituted",
-    ):
-        audit.add_row(name.removeprefix("samples_"), str(facts[name]))
+    audit = _table("Audit: ids read from the pixels", ["samples", "", "which"], text_columns={0, 2})
+    for name, meaning in AUDITED.items():
+        audit.add_row(name.removeprefix("samples_"), str(facts[name]), meaning)
     console.print(audit)
     verdict = "clean[/]: every sample of each epoch exactly once" if facts["audit_clean"] else "not clean[/]"
     colour = "[bold green]" if facts["audit_clean"] else "[bold red]"
     console.print(f"{colour}Audit {verdict}, with {killed or 'no worker'} killed.")
     console.print(
-        f"{facts['lanes_moved']} lanes moved, {facts['batches_remade']} batches were begun by one worker and made by another."
+        f"Lanes moved to another worker: {facts['lanes_moved']}. Batches begun anew there: {facts['batches_remade']}."
     )
-    console.print(f"{facts['images_per_second']:.0f} images/s over all ranks, start and failover included.")
+    console.print(
+        f"{facts['images_per_second']:.0f} images/s over all ranks, from the first start to the last batch, the kill included."
+    )
     console.print(f"One augmented batch as a picture: {out / 'contact_sheet.png'}", soft_wrap=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 RULES = ("auto", "cls", "txt", "json", "multi", "folder", "none")
 BATCHES_LOOKED_AT = 5
+ENOUGH_CLASSES = 0.75  # of those that a batch would have by chance
 SHOWN = 5  # bad samples and warnings that are printed; the rest is counted
 
 
@@ -62,28 +64,37 @@ def index(
         **options,
     )
     console = Console()
-    report, name, preview = asyncio.run(_run(console, address, indexing, batch_size))
-    _print(console, report, name, f"of {batch_size}: {preview}")
+    report, where, preview = asyncio.run(_run(console, address, indexing, batch_size))
+    _print(console, report, where, batch_size, preview)
 
 
-async def _run(console: Console, address: str, options: IndexOptions, batch_size: int) -> tuple[IndexReport, str, str]:
+async def _run(console: Console, address: str, options: IndexOptions, batch_size: int) -> tuple[IndexReport, str, _Preview]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from headrace.datasets.build import build_report
-    from headrace.datasets.storage import join_address
+    from headrace.datasets.storage import join_address, local_path
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("shards"), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("indexing", total=None)
         report = await build_report(address, options, lambda done, total: progress.update(task, completed=done, total=total))
-    name = join_address(report.address, report.manifest.file_name)
-    return report, name, await _preview(name, report.manifest, batch_size)
+    preview = await _preview(join_address(report.address, report.manifest.file_name), report.manifest, batch_size)
+    path = local_path(report.address)
+    return report, str(path.absolute()) if path else report.address, preview
 
 
-async def _preview(address: str, manifest: Manifest, batch_size: int) -> str:
-    """How many reads and classes a batch would have with the default shuffle, by looking at a few batches."""
+@dataclass(frozen=True, slots=True)
+class _Preview:
+    """What a batch would be with the default shuffle. mixed: it has about as many classes as by chance; None if unknown."""
+
+    text: str
+    mixed: bool | None = None
+
+
+async def _preview(address: str, manifest: Manifest, batch_size: int) -> _Preview:
+    """How many reads and classes a batch would have, by looking at a few batches."""
     if manifest.samples < batch_size:
-        return f"fewer samples than one batch of {batch_size}"
+        return _Preview(f"fewer samples than one batch of {batch_size}")
     from headrace.worker.sources.sharded import open_source
 
     plan = EpochPlan(manifest.samples, batch_size, 0, 0, Shuffle(), "drop")
@@ -93,14 +104,16 @@ async def _preview(address: str, manifest: Manifest, batch_size: int) -> str:
     ]
     reads = round(np.mean([reads_in(ids) if manifest.kind == "webdataset" else len(ids) for ids in batches]))
     if manifest.label_kind != "int" or manifest.num_classes < 2:
-        return f"{reads} reads"
+        return _Preview(f"{reads} reads")
     source = await open_source(address, manifest.hash)
     try:
         labels = [await source.read_labels(ids.tolist()) for ids in batches]
     finally:
         await source.close()
-    classes = round(np.mean([len(np.unique(row)) for row in labels if row is not None]))
-    return f"{reads} reads, {classes} of {manifest.num_classes} classes"
+    classes = float(np.mean([len(np.unique(row)) for row in labels if row is not None]))
+    by_chance = manifest.num_classes * (1 - (1 - 1 / manifest.num_classes) ** batch_size)
+    text = f"{reads} reads, {round(classes)} of {manifest.num_classes} classes"
+    return _Preview(text, classes >= ENOUGH_CLASSES * by_chance)
 
 
 def _read(path: Path) -> str:
@@ -110,7 +123,7 @@ def _read(path: Path) -> str:
         raise ConfigInvalid(f"{path} cannot be read: {error}", path=str(path)) from error
 
 
-def _print(console: Console, report: IndexReport, name: str, preview: str) -> None:
+def _print(console: Console, report: IndexReport, where: str, batch_size: int, preview: _Preview) -> None:
     from rich.table import Table
 
     manifest, tally = report.manifest, report.tally
@@ -122,11 +135,11 @@ def _print(console: Console, report: IndexReport, name: str, preview: str) -> No
         "samples": f"{manifest.samples}",
         "labels": f"{manifest.label_kind}, {manifest.num_classes} classes" if manifest.label_kind != "json" else "json",
         "bytes": f"{sum(shard.bytes for shard in manifest.shards):,}",
-        "bad": f"{bad or 'none'}{' (left out)' if bad and not manifest.bad else ''}",
+        "bad": f"{bad or 'none found without decoding'}{' (left out)' if bad and not manifest.bad else ''}",
         "excluded": f"{tally.excluded}" if tally.excluded else "",
-        "a batch": preview,
-        "hash": manifest.hash,
-        "manifest": name,
+        "a batch": f"of {batch_size}: {preview.text}",
+        "manifest": manifest.file_name,
+        "dataset": f"{where} (a job names this)",
     }
     for key, value in rows.items():
         if value:
@@ -139,7 +152,7 @@ def _print(console: Console, report: IndexReport, name: str, preview: str) -> No
     hidden = max(0, sum(tally.bad.values()) - SHOWN), max(0, len(tally.warnings) - SHOWN)
     if any(hidden):
         console.print(f"and {hidden[0]} more bad samples, {hidden[1]} more warnings")
-    if report.class_sorted:
+    if report.class_sorted and not preview.mixed:
         console.print(
             "warning: the data are sorted by class: neighbours share their label. Raise shuffle.window or lower shuffle.run"
             " until a batch has enough classes, or write the shards again in random order.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 
@@ -9,6 +11,8 @@ import click
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def worker(arguments: tuple[str, ...]) -> None:
     """Run a worker; `--help` is answered by its settings."""
+    # gRPC's C library would write lines of its own between our log lines; what matters of them our errors say.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from headrace.worker.app import main
 
     main(list(arguments))

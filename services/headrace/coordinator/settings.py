@@ -11,7 +11,10 @@ from headrace.core.events import Rules
 
 
 class CoordinatorSettings(BaseSettings):
-    """Gives workers the lanes of jobs and keeps the sessions of trainers. Holds no state: any number can share a store."""
+    """Gives workers the lanes of jobs and keeps the sessions of trainers. Holds no state: any number can share a store.
+
+    Each flag is also a variable: --admin-address is HEADRACE_COORDINATOR_ADMIN_ADDRESS. A flag wins over it.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="HEADRACE_COORDINATOR_",
@@ -41,7 +44,7 @@ class CoordinatorSettings(BaseSettings):
     worker_ttl_s: float = Field(
         3.0, ge=0.2, le=600, description="A worker that was silent for so long is dead; its lanes move."
     )
-    # Ten reports.
+    # Five reports of a rank.
     rank_ttl_s: float = Field(
         5.0, ge=0.2, le=600, description="A rank that was silent for so long may be claimed by another client."
     )

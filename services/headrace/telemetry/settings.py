@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ def load(cls: type[S], argv: list[str], command: str) -> S:
             near = difflib.get_close_matches(variable.upper(), known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigInvalid(f"unknown variable {variable}{hint} (`{command} --help` lists all)", setting=variable)
+    cls.__doc__ = inspect.cleandoc(cls.__doc__ or "")  # `--help` shows it as it is
     try:
         return CliApp.run(cls, cli_args=argv)
     except ValidationError as error:

@@ -13,7 +13,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class WorkerSettings(BaseSettings):
-    """Reads shards, decodes and augments, and hands batches to trainers."""
+    """Reads shards, decodes and augments, and hands batches to trainers.
+
+    Each flag is also a variable: --metrics-address is HEADRACE_WORKER_METRICS_ADDRESS. A flag wins over it.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="HEADRACE_WORKER_",
