@@ -35,11 +35,10 @@ from headrace.core.events import (
     Rules,
     Tick,
 )
-from headrace.core.job import JobSpec
 from headrace.core.lease import beat
 from headrace.core.records import WorkerRecord
 from headrace.core.session_state import NEEDS, apply
-from headrace.wire import slot_format
+from headrace.wire.slot_format import job_slot_bytes
 
 log = structlog.get_logger()
 
@@ -57,12 +56,6 @@ T = TypeVar("T")
 def job_table(job: str, kind: str) -> Table:
     """A table of one job: main (job, session), lanes, ranks or bad."""
     return Table(f"job:{job}", kind)
-
-
-def slot_bytes_of(spec: JobSpec) -> int:
-    """Bytes of one slot of a job's slabs."""
-    meta = slot_format.max_meta_bytes(spec.batch_size, spec.max_key_bytes, spec.max_label_bytes, spec.label_width)
-    return slot_format.slot_bytes(spec.pipeline.pixel_bytes(spec.batch_size), meta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +119,7 @@ class Ledger:
             loaded = await self._load(_wanted(job, needs, rank))
             state = _decode(job, loaded, workers or {})
             if isinstance(event, Join | Tick) and state.job is not None:
-                event = replace(event, slot_bytes=slot_bytes_of(state.job.spec))
+                event = replace(event, slot_bytes=job_slot_bytes(state.job.spec))
             new, effects = apply(state, event, loaded.now_us, self.rules)
             writes, changed = _writes(state, new)
             stamp = await self._commit(job, loaded, writes, changed) if writes else 0

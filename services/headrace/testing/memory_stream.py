@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,9 +62,7 @@ class MemoryIntake:
     def __post_init__(self) -> None:
         job = self.session.job
         self.plan = SessionPlan(self.session)
-        size = slot_format.slot_bytes(
-            job.pipeline.pixel_bytes(job.batch_size), slot_format.max_meta_bytes(job.batch_size, 64, 64, 1024)
-        )
+        size = slot_format.job_slot_bytes(replace(job, max_key_bytes=64, max_label_bytes=64, label_width=1024))
         self._slots = [bytearray(size) for _ in range(self.session.window)]
 
     def let(self, held: int | None) -> None:

@@ -16,6 +16,7 @@ import zlib
 from dataclasses import dataclass
 
 from headrace.core.errors import ProtocolMismatch
+from headrace.core.job import JobSpec
 
 MAGIC = b"HRB1"
 FORMAT_VERSION = 1
@@ -66,6 +67,12 @@ def meta_offset(pixel_bytes: int) -> int:
 def max_meta_bytes(batch_size: int, max_key_bytes: int, max_label_bytes: int, label_width: int) -> int:
     """Upper bound of a serialised BatchMeta: fixed fields with long names; per sample ids, status, keys and label."""
     return 4096 + batch_size * (8 + 8 + 1 + 1 + 2 * (max_key_bytes + 8) + max(8, label_width) + (max_label_bytes + 8))
+
+
+def job_slot_bytes(job: JobSpec) -> int:
+    """Bytes of a slot that holds any batch of a job."""
+    meta = max_meta_bytes(job.batch_size, job.max_key_bytes, job.max_label_bytes, job.label_width)
+    return slot_bytes(job.pipeline.pixel_bytes(job.batch_size), meta)
 
 
 def pixels(slot: memoryview, pixel_bytes: int) -> memoryview:

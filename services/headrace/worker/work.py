@@ -48,8 +48,7 @@ class SessionWork:
         self._ahead: OrderedDict[tuple[int, int], BatchSamples] = OrderedDict()
         job = self.session.job
         self.pixel_bytes = job.pipeline.pixel_bytes(job.batch_size)
-        meta = slot_format.max_meta_bytes(job.batch_size, job.max_key_bytes, job.max_label_bytes, job.label_width)
-        self.slot_bytes = slot_format.slot_bytes(self.pixel_bytes, meta)
+        self.slot_bytes = slot_format.job_slot_bytes(job)
 
     def locate(self, rank: int, index: int) -> Position | None:
         """Where `index` of `rank` lies, or None past the session's end."""

@@ -65,9 +65,7 @@ class Links:
         self.choice = choice
         self.peers: dict[tuple[str, str], Peer] = {}
         self.slabs: dict[int, Slab] = {}
-        job = identity.session.job
-        meta = slot_format.max_meta_bytes(job.batch_size, job.max_key_bytes, job.max_label_bytes, job.label_width)
-        slot_bytes = slot_format.slot_bytes(job.pipeline.pixel_bytes(job.batch_size), meta)
+        slot_bytes = slot_format.job_slot_bytes(identity.session.job)
         self.fetch = FetchPool(selector, arrivals, slot_bytes, lambda: next(self._numbers), self.add_slab)
 
     def table(self, table: LaneTable, now_s: float) -> None:
