@@ -7,6 +7,7 @@ tests/integration.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -22,8 +23,8 @@ from headrace.core.job import JobSpec, Session, Shuffle
 from headrace.core.pipeline_spec import PipelineSpec, Resize
 from headrace.wire import batch_meta, slot_format
 from headrace.worker.engines.protocol import RunResult, Sample
-from headrace.worker.producer import Producer
-from headrace.worker.sources.protocol import ReadBatch
+from headrace.worker.producer import Limits, Producer
+from headrace.worker.sources.protocol import ReadBatch, Reserve
 from headrace.worker.stats import WorkerStats
 from headrace.worker.work import Sessions, SessionWork
 
@@ -40,9 +41,16 @@ class Source:
     def __init__(self) -> None:
         self.bad: set[int] = set()
         self.gone: set[int] = set()
+        self.reserved_bytes = self.held_bytes = self.most_reserved_bytes = 0
 
-    async def read(self, sample_ids: Sequence[int]) -> ReadBatch:
+    async def read(self, sample_ids: Sequence[int], reserve: Reserve | None = None) -> ReadBatch:
+        if reserve is not None:
+            await reserve(8)
+            self.reserved_bytes += 8
+            self.held_bytes += 8
+            self.most_reserved_bytes = max(self.most_reserved_bytes, self.held_bytes)
         await asyncio.sleep(0)
+        self.held_bytes -= 8
         if self.gone & set(sample_ids):
             raise SourceUnavailable("the store is away", shard="s0")
         samples = [
@@ -53,6 +61,14 @@ class Source:
 
     async def close(self) -> None:
         return None
+
+
+class HangingSource(Source):
+    """Reads never end, as on a mount whose server is gone."""
+
+    async def read(self, sample_ids: Sequence[int], reserve: Reserve | None = None) -> ReadBatch:
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
 class Engine:
@@ -83,6 +99,7 @@ class Port:
     """A rank that releases at once what it is given when `eager`."""
 
     transport = "shm"
+    slab_bytes = 4096
 
     def __init__(self, producer: Producer, work: SessionWork, rank: int = 0, window: int = 3, eager: bool = True) -> None:
         self.job, self.attempt = work.session.key
@@ -137,10 +154,10 @@ class Port:
 
 
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         self.sessions = Sessions()
         self.stats = WorkerStats(CollectorRegistry())
-        self.producer = Producer("w0", "fp", self.sessions, self.stats, batches_in_flight=3)
+        self.producer = Producer("w0", "fp", self.sessions, self.stats, limits or Limits())
         self.engine = Engine()
         self.source = Source()
 
@@ -345,16 +362,58 @@ async def test_a_waiting_hello_is_admitted_when_the_session_becomes_known(rig: R
     assert (await waiting)[1] == 3
 
 
-async def test_an_overdue_head_is_reported_as_lagging(rig: Rig) -> None:
-    rig.engine.run_s = 0.3
-    work = await rig.session()
-    port = Port(rig.producer, work)
-    rig.producer.opened(port)
-    await until(lambda: bool(port.begun))
-    await until(lambda: bool(rig.producer.lagging(0.05)))
-    [(job, lane, behind_s)] = rig.producer.lagging(0.05)
-    position = work.plan.locate(0, 0)
-    assert position is not None
-    assert (job, lane) == ("train", position.lane)
-    assert behind_s >= 0.05
-    assert rig.producer.lagging(60) == []
+@contextlib.asynccontextmanager
+async def running(rig: Rig) -> AsyncIterator[Rig]:
+    task = asyncio.create_task(rig.producer.run())
+    yield rig
+    await rig.producer.drain(0.5)
+    rig.producer.close()
+    await task
+
+
+async def test_a_head_that_is_wanted_and_not_begun_lags_but_one_that_is_being_made_does_not() -> None:
+    async with running(Rig(Limits(batches_in_flight=1))) as rig:
+        rig.engine.run_s = 0.4
+        work = await rig.session(world=2)
+        first, second = Port(rig.producer, work, rank=0), Port(rig.producer, work, rank=1)
+        rig.producer.opened(first)
+        await until(lambda: bool(first.begun))
+        rig.producer.opened(second)
+        await until(lambda: bool(rig.producer.lagging(0.05)))
+        [(job, lane, behind_s)] = rig.producer.lagging(0.05)
+        position = work.plan.locate(1, 0)
+        assert position is not None
+        assert (job, lane) == ("train", position.lane)
+        assert behind_s >= 0.05
+        assert rig.producer.lagging(60) == []
+
+
+async def test_reads_that_hang_neither_starve_another_job_nor_last_for_ever() -> None:
+    async with running(Rig(Limits(read_deadline_s=1.0))) as rig:
+        hung = await rig.session("hung")
+        hung.source = HangingSource()
+        stuck = Port(rig.producer, hung)
+        rig.producer.opened(stuck)
+        await until(lambda: bool(stuck.begun))
+        well = Port(rig.producer, await rig.session("well"))
+        rig.producer.opened(well)
+        await until(lambda: len(well.metas) == SAMPLES // BATCH, 0.9)
+        await until(lambda: bool(stuck.errors))
+        assert isinstance(stuck.errors[min(stuck.errors)], SourceUnavailable)
+
+
+async def test_encoded_bytes_in_flight_are_bounded() -> None:
+    async with running(Rig(Limits(batches_in_flight=8, read_ahead_bytes=20))) as rig:
+        rig.engine.run_s = 0.002
+        port = Port(rig.producer, await rig.session(), window=8)
+        rig.producer.opened(port)
+        await until(lambda: len(port.metas) == SAMPLES // BATCH)
+        assert rig.source.most_reserved_bytes <= 20
+        assert rig.source.reserved_bytes == 24 * 8
+
+
+async def test_a_batch_larger_than_the_whole_budget_is_made_alone() -> None:
+    async with running(Rig(Limits(read_ahead_bytes=1))) as rig:
+        port = Port(rig.producer, await rig.session())
+        rig.producer.opened(port)
+        await until(lambda: len(port.metas) == SAMPLES // BATCH)

@@ -26,10 +26,11 @@ from headrace.telemetry.addresses import split_address
 from headrace.telemetry.node import node_id
 from headrace.telemetry.parent import exit_with_parent
 from headrace.telemetry.settings import load
+from headrace.telemetry.tasks import end
 from headrace.wire.malloc import tune_malloc
 from headrace.worker.engines import registry
 from headrace.worker.lease_loop import Identity, LeaseLoop
-from headrace.worker.producer import Producer
+from headrace.worker.producer import Limits, Producer
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_grpc import GrpcServer
 from headrace.worker.serve_local import LocalServer
@@ -40,6 +41,9 @@ from headrace.worker.tools import Toolbox
 from headrace.worker.work import Sessions
 
 log = structlog.get_logger()
+
+# Tries of the heartbeat that hands the lanes back.
+_LAST_BEATS = 5
 
 
 def main(argv: list[str]) -> None:
@@ -61,13 +65,14 @@ async def run(settings: WorkerSettings) -> None:
     stats = WorkerStats(CollectorRegistry())
     engine = registry.create(settings.engine, settings.cores)
     sessions = Sessions()
-    producer = Producer(settings.worker_id, engine.fingerprint, sessions, stats, settings.batches_in_flight)
+    limits = Limits(settings.batches_in_flight, settings.read_ahead_bytes, settings.read_deadline_s)
+    producer = Producer(settings.worker_id, engine.fingerprint, sessions, stats, limits)
     toolbox = Toolbox(engine, open_source)
     register = RankRegister(producer, worker=settings.worker_id)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(engine.close)
         stack.callback(producer.close)
-        stack.push_async_callback(toolbox.keep_only, set())
+        stack.push_async_callback(toolbox.close)
         grpc_server = GrpcServer(register, settings.grpc_address)
         await grpc_server.start()
         stack.push_async_callback(grpc_server.close, 1.0)
@@ -94,25 +99,33 @@ async def run(settings: WorkerSettings) -> None:
         stopped = asyncio.create_task(stop.wait(), name="stop")
         tasks: list[asyncio.Task[Any]] = [heartbeats, production, stopped]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        await _drain(settings, leases, producer, [server for server in (grpc_server, local_server) if server is not None])
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _drain(settings, leases, heartbeats, producer, [server for server in (grpc_server, local_server) if server])
+        await end(*tasks)
         for ended in done:
             ended.result()  # a loop ended by itself: its error is the process's
 
 
 async def _drain(
-    settings: WorkerSettings, leases: LeaseLoop, producer: Producer, servers: list[GrpcServer | LocalServer]
+    settings: WorkerSettings,
+    leases: LeaseLoop,
+    heartbeats: asyncio.Task[None],
+    producer: Producer,
+    servers: list[GrpcServer | LocalServer],
 ) -> None:
-    """Finish the batches in flight, hand the lanes back, and let what is published reach its ranks."""
+    """Finish the batches in flight, let what is published reach its ranks, and hand the lanes back."""
     log.info("draining", deadline_s=settings.drain_deadline_s)
     await producer.drain(settings.drain_deadline_s)
     for server in servers:
         await server.drain()
+    # The loop ends first: a heartbeat of its own that is still under way must not take the lanes back.
+    await end(heartbeats)
     leases.draining = True
-    answered = await leases.beat()
-    log.info("drained", lanes_handed_back=answered)
+    for _ in range(_LAST_BEATS):
+        if await leases.beat():
+            log.info("drained", lanes_handed_back=True)
+            return
+        await asyncio.sleep(0.5)
+    log.warning("drained", lanes_handed_back=False, note="no coordinator answered; the lanes move when the leases end")
 
 
 def _local_server(settings: WorkerSettings, register: RankRegister) -> tuple[LocalServer | None, str]:

@@ -28,9 +28,12 @@ from headrace.worker.work import Sessions, SessionWork
 
 log = structlog.get_logger()
 
-CALL_DEADLINE_S = 3.0
-# A rank's very next batch that is overdue for this long is reported as lagging: far above any batch's own time.
-LAG_S = 5.0
+# Before the first answer says how long leases last.
+FIRST_TTL_S = 3.0
+# Lags above this are reported; what follows from them is the coordinator's to decide.
+LAG_FLOOR_S = 1.0
+# A job that could not be opened is stated for so long, so that its lanes stay away until it is worth another try.
+UNABLE_S = 30.0
 _KEEPALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000), ("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -64,6 +67,8 @@ class LeaseLoop:
         self._stats = stats
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._interval_s = 0.5
+        self._ttl_s = FIRST_TTL_S
+        self._unable_until_s: dict[str, float] = {}
         self._unheard_since_s: float | None = None
         self._opening: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._soon = asyncio.Event()
@@ -97,6 +102,7 @@ class LeaseLoop:
             self._unheard_since_s = None
         self._stats.heartbeat(time.monotonic() - begun)
         self._interval_s = answer.interval.ToTimedelta().total_seconds() or self._interval_s
+        self._ttl_s = answer.ttl.ToTimedelta().total_seconds() or self._ttl_s
         await self._take_over(answer)
         return True
 
@@ -131,11 +137,15 @@ class LeaseLoop:
             draining=self.draining,
             held=held,
         )
-        for job, lane, behind_s in self._producer.lagging(LAG_S):
+        now = time.monotonic()
+        self._unable_until_s = {job: until_s for job, until_s in self._unable_until_s.items() if until_s > now}
+        request.unable_jobs.extend(sorted(self._unable_until_s))
+        for job, lane, behind_s in self._producer.lagging(LAG_FLOOR_S):
             request.lagging.add(job=job, lane=lane).behind.FromMicroseconds(int(behind_s * 1e6))
         return request
 
     async def _call(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+        # A replica that hangs must leave time to ask another while the leases last.
         last: HeadraceError = CoordinatorUnavailable("no coordinator address is set")
         for address in list(self._addresses):
             channel = self._channels.get(address)
@@ -143,7 +153,7 @@ class LeaseLoop:
                 channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_KEEPALIVE)
             stub = rpc.CoordinatorServiceStub(channel)  # type: ignore[no-untyped-call]
             try:
-                answer: pb.HeartbeatResponse = await stub.Heartbeat(request, timeout=CALL_DEADLINE_S)
+                answer: pb.HeartbeatResponse = await stub.Heartbeat(request, timeout=min(1.0, self._ttl_s / 4))
                 return answer
             except grpc.aio.AioRpcError as error:
                 last = status.error_from_rpc(error)
@@ -175,7 +185,8 @@ class LeaseLoop:
         if changed:
             self._stats.lanes({key[0]: len(work.leases) for key, work in sorted(self._sessions.by_key.items())})
             self._producer.leases_changed()
-            await self._toolbox.keep_only({work.session.job.plan_hash for work in self._sessions.by_key.values()})
+        in_use = {work.session.job.plan_hash for work in self._sessions.by_key.values()}
+        await self._toolbox.free_unused(in_use | self._producer.plans_in_flight())
 
     async def _know(self, session: Session) -> None:
         """Take note of a session: begin to open it, or bring it up to date (its window may have grown)."""
@@ -193,6 +204,7 @@ class LeaseLoop:
         try:
             tools = await self._toolbox.get(job)
             await self._sessions.put(SessionWork(session, tools.engine, tools.source))
+            self._unable_until_s.pop(job.name, None)
             log.info("session", job=job.name, attempt=session.attempt, world=session.world, window=session.window)
         except HeadraceError as error:
             await self._cannot_serve(session, error)
@@ -209,5 +221,6 @@ class LeaseLoop:
         job, worker = session.job.name, self._identity.endpoint.worker
         log.error("job_cannot_be_served", job=job, attempt=session.attempt, error=str(error))
         text = f"worker {worker} cannot serve job {job!r}: {error.message}"
+        self._unable_until_s[job] = time.monotonic() + UNABLE_S
         self._sessions.broken[session.key] = from_code(error.code, text, {**error.ids, "job": job, "worker": worker})
         await asyncio.sleep(1.0)

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from headrace.core import batch as codes
 from headrace.core.batch import BatchMeta
-from headrace.core.errors import BatchFailed, Ids
+from headrace.core.errors import BatchFailed, Ids, SourceUnavailable
 from headrace.core.session_plan import Position
 from headrace.core.substitution import candidates
 from headrace.wire import batch_meta, slot_format
-from headrace.worker.sources.protocol import ReadBatch
+from headrace.worker.budget import ByteBudget
+from headrace.worker.sources.protocol import ReadBatch, Reserve
 from headrace.worker.work import SessionWork
 
 
@@ -58,15 +59,46 @@ class Made:
     bad: dict[int, int]
 
 
-async def make_batch(order: Order, engine_turn: asyncio.Lock, executor: Executor) -> Made:
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all batches of a worker share. engine_turn: one batch at a time. read_deadline_s: for the reads of one batch."""
+
+    executor: Executor
+    engine_turn: asyncio.Lock
+    budget: ByteBudget
+    read_deadline_s: float
+
+
+async def make_batch(order: Order, shop: Workshop) -> Made:
     """Make one batch into its slot. Raises BatchFailed, or the source's ShardMissing, ShardChanged or SourceUnavailable."""
     samples = order.work.batch_samples(order.position)
-    read = await order.work.source.read(samples.sample_ids.tolist())
-    read_s = time.monotonic()
-    async with engine_turn:
-        return await asyncio.get_running_loop().run_in_executor(
-            executor, _produce, order, samples.sample_ids, samples.mask, read, read_s
-        )
+    reserved = 0
+
+    async def reserve(count: int) -> None:
+        nonlocal reserved
+        await shop.budget.take(count)
+        reserved += count
+
+    try:
+        read = await _read(order, samples.sample_ids.tolist(), reserve, shop.read_deadline_s)
+        read_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        async with shop.engine_turn:
+            return await loop.run_in_executor(shop.executor, _produce, order, samples.sample_ids, samples.mask, read, read_s)
+    finally:
+        await shop.budget.give(reserved)
+
+
+async def _read(order: Order, sample_ids: list[int], reserve: Reserve, deadline_s: float) -> ReadBatch:
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await order.work.source.read(sample_ids, reserve)
+    except TimeoutError:
+        job, position = order.work.session.job, order.position
+        raise SourceUnavailable(
+            f"the reads of a batch did not end within {deadline_s:g} s; look at the store or mount of {job.dataset}",
+            job=job.name, epoch=position.epoch, batch=position.batch,
+        ) from None  # fmt: skip
 
 
 def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_], read: ReadBatch, read_s: float) -> Made:

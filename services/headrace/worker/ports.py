@@ -23,6 +23,7 @@ class OutPort(Protocol):
     rank: int
     window: int
     transport: str  # shm | grpc
+    slab_bytes: int  # memory of its slots
 
     @property
     def next_index(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,7 +21,8 @@ import structlog
 
 from headrace.core.errors import HeadraceError, Ids, SessionSuperseded, SessionUnknown, WorldMismatch, from_code
 from headrace.core.session_plan import Position
-from headrace.worker.make_batch import Made, Order, make_batch
+from headrace.worker.budget import ByteBudget
+from headrace.worker.make_batch import Made, Order, Workshop, make_batch
 from headrace.worker.ports import OutPort
 from headrace.worker.stats import WorkerStats
 from headrace.worker.work import Sessions, SessionWork
@@ -29,6 +31,15 @@ log = structlog.get_logger()
 
 # How long a HELLO waits for a session that this worker has not heard of yet; heartbeats come more often than that.
 ADMIT_DEADLINE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on work in flight; see worker.settings."""
+
+    batches_in_flight: int = 3
+    read_ahead_bytes: int = 1 << 30
+    read_deadline_s: float = 120.0
 
 
 @dataclass(eq=False)
@@ -52,17 +63,19 @@ class _Candidate:
 class Producer:
     """See the module. Implements worker.ports.PortListener."""
 
-    def __init__(self, worker: str, fingerprint: str, sessions: Sessions, stats: WorkerStats, batches_in_flight: int) -> None:
+    def __init__(self, worker: str, fingerprint: str, sessions: Sessions, stats: WorkerStats, limits: Limits) -> None:
         self._worker = worker
         self._fingerprint = fingerprint
         self._sessions = sessions
         self._stats = stats
-        self._limit = batches_in_flight
+        self._limits = limits
         self._ports: dict[OutPort, _PortState] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], SessionWork] = {}
         self._wake = asyncio.Event()
-        self._engine_turn = asyncio.Lock()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="headrace-engine")
+        budget = ByteBudget(limits.read_ahead_bytes)
+        stats.read_ahead(lambda: budget.held_bytes)
+        self._shop = Workshop(self._executor, asyncio.Lock(), budget, limits.read_deadline_s)
         self._used_s: dict[str, float] = {}
         self._draining = False
 
@@ -90,18 +103,22 @@ class Producer:
 
     def opened(self, port: OutPort) -> None:
         """See PortListener."""
-        self._ports[port] = _PortState(port)
-        self._stats.connected(port.transport, 1)
+        state = self._ports[port] = _PortState(port)
+        self._note_window(state, time.monotonic())
+        self._stats.connected(port.transport, 1, port.slab_bytes)
         self._wake.set()
 
     def advanced(self, port: OutPort) -> None:
         """See PortListener."""
+        state = self._ports.get(port)
+        if state is not None:
+            self._note_window(state, time.monotonic())
         self._wake.set()
 
     def closed(self, port: OutPort) -> None:
         """See PortListener."""
         if self._ports.pop(port, None) is not None:
-            self._stats.connected(port.transport, -1)
+            self._stats.connected(port.transport, -1, -port.slab_bytes)
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
@@ -113,8 +130,15 @@ class Producer:
         """True while a rank of that session is connected."""
         return any((port.job, port.attempt) == session for port in self._ports)
 
+    def plans_in_flight(self) -> set[str]:
+        """Plan hashes of the jobs whose batches are being made."""
+        return {work.session.job.plan_hash for work in self._tasks.values()}
+
     def lagging(self, behind_s: float) -> list[tuple[str, int, float]]:
-        """(job, lane, seconds) where a rank's very next batch has been wanted from here for longer than `behind_s`."""
+        """(job, lane, seconds) where a rank's very next batch has been wanted from here for longer, and is not begun.
+
+        One that is being made is not lagging, however long it takes: taking its lane away would throw the work away.
+        """
         now = time.monotonic()
         found: dict[tuple[str, int], float] = {}
         for state in self._ports.values():
@@ -122,6 +146,8 @@ class Producer:
             work = self._sessions.by_key.get((state.port.job, state.port.attempt))
             position = work.locate(state.port.rank, index) if work else None
             if work is None or position is None or position.lane not in work.leases or not state.port.wants(index):
+                continue
+            if index in state.building:
                 continue
             behind = now - max(state.free_since.get(index, now), work.leases[position.lane].since_s)
             if behind > behind_s:
@@ -136,16 +162,15 @@ class Producer:
         while not self._draining:
             await self._wake.wait()
             self._wake.clear()
-            while not self._draining and len(self._tasks) < self._limit:
-                if not self._start_next():
-                    break
+            while not self._draining and self._start_next():
+                pass
 
     async def drain(self, deadline_s: float) -> None:
         """Start nothing new and wait for what is in flight, at most `deadline_s`."""
         self._draining = True
         self._wake.set()
         if self._tasks:
-            _, left = await asyncio.wait(self._tasks, timeout=deadline_s)
+            _, left = await asyncio.wait(list(self._tasks), timeout=deadline_s)
             for task in left:
                 log.warning("batch_abandoned", reason="drain deadline", deadline_s=deadline_s)
                 task.cancel()
@@ -157,7 +182,14 @@ class Producer:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _start_next(self) -> bool:
+        busy = Counter(work.session.job.name for work in self._tasks.values())
+        room = len(self._tasks) < self._limits.batches_in_flight
+        if not room and all(busy[port.job] for port in self._ports):
+            return False
         for candidate in self._candidates():
+            # A job with nothing in flight may begin one batch beyond the limit: reads of another that hang must not starve it.
+            if not room and busy[candidate.work.session.job.name]:
+                continue
             slot = candidate.state.port.acquire(candidate.index)
             if slot is None:
                 continue
@@ -167,14 +199,12 @@ class Producer:
 
     def _candidates(self) -> list[_Candidate]:
         """What may be made now, in the order in which it should be."""
-        now = time.monotonic()
         by_job: dict[str, list[_Candidate]] = {}
         for state in self._ports.values():
             port = state.port
             work = self._sessions.by_key.get((port.job, port.attempt))
             if work is None or port.closed:
                 continue
-            self._note_window(state, now)
             for index in state.free_since:
                 if index in state.building or not port.wants(index):
                     continue
@@ -188,7 +218,9 @@ class Producer:
             ordered.extend(sorted(by_job[job], key=lambda candidate: candidate.order))
         return ordered
 
-    def _note_window(self, state: _PortState, now: float) -> None:
+    @staticmethod
+    def _note_window(state: _PortState, now: float) -> None:
+        """Keep, for each index of the window, since when its slot is free."""
         first = state.port.next_index
         window = range(first, first + state.port.window)
         for index in [index for index in state.free_since if index < first]:
@@ -226,14 +258,14 @@ class Producer:
         task = asyncio.create_task(
             self._make(candidate, order), name=f"batch-{candidate.position.epoch}-{candidate.position.batch}"
         )
-        self._tasks.add(task)
+        self._tasks[task] = candidate.work
         task.add_done_callback(self._finished)
 
     async def _make(self, candidate: _Candidate, order: Order) -> None:
         port, index = candidate.state.port, candidate.index
         job = candidate.work.session.job
         try:
-            made = await make_batch(order, self._engine_turn, self._executor)
+            made = await make_batch(order, self._shop)
         except HeadraceError as error:
             told = _with_place(error, order)
             log.error("batch_failed", index=index, error=told.message, code=told.code, **told.ids)
@@ -267,7 +299,7 @@ class Producer:
         port.publish(order.index, order.token, made.total_bytes)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         self._wake.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("producer_bug", task=task.get_name(), exc_info=task.exception())

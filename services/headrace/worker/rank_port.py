@@ -98,6 +98,7 @@ class RankPort(abc.ABC):
         self.attempt = hello.attempt
         self.rank = hello.rank
         self.window = window
+        self.slab_bytes = slab.slots * slab.slot_bytes
         self._register = register
         self._credit = CreditWindow(hello.next, window, set(hello.have))
         self._slab = slab

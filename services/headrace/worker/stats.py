@@ -6,6 +6,7 @@ Called on the event loop thread; one registry a process.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
@@ -35,6 +36,9 @@ class WorkerStats:
         self._reads = metrics.counter("headrace_reads_total", registry)
         self._sent_bytes = metrics.counter("headrace_sent_bytes_total", registry)
         self._connections = metrics.gauge("headrace_connections", registry)
+        self._slab_bytes = metrics.gauge("headrace_slab_bytes", registry)
+        self._read_ahead = metrics.gauge("headrace_read_ahead_bytes", registry)
+        self._jobs: set[str] = set()
         self._lanes = metrics.gauge("headrace_lanes_held", registry)
         self._heartbeat = metrics.histogram("headrace_heartbeat_seconds", registry)
         self._heartbeat_failures = metrics.counter("headrace_heartbeat_failures_total", registry)
@@ -65,12 +69,20 @@ class WorkerStats:
         """Count a batch that could not be made."""
         self._failed.labels(job, code).inc()
 
-    def connected(self, transport: str, change: int) -> None:
-        """A rank came (+1) or went (-1)."""
+    def connected(self, transport: str, change: int, slab_bytes: int) -> None:
+        """A rank came (+1) or went (-1) with its slots."""
         self._connections.labels(transport).inc(change)
+        self._slab_bytes.labels(transport).inc(slab_bytes)
+
+    def read_ahead(self, held_bytes: Callable[[], int]) -> None:
+        """Where the encoded bytes in flight are counted."""
+        self._read_ahead.set_function(held_bytes)
 
     def lanes(self, by_job: dict[str, int]) -> None:
-        """Lanes held of each job that is known."""
+        """Lanes held of each job that is known; others are not exported any more."""
+        for job in self._jobs - set(by_job):
+            self._lanes.remove(job)
+        self._jobs = set(by_job)
         for job, count in by_job.items():
             self._lanes.labels(job).set(count)
 

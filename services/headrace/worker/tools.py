@@ -1,7 +1,9 @@
-"""Engines and sources made ready for a job, shared by the job's sessions and freed when the last one goes."""
+"""Engines and sources made ready for a job, shared by the job's sessions and freed when they were long unused."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -11,6 +13,9 @@ from headrace.worker.sources.protocol import Source
 
 # Opens the manifest at an address that must have that hash.
 OpenSource = Callable[[str, str], Awaitable[Source]]
+
+# A job's trainers restart within this time without everything being opened anew.
+LINGER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +29,48 @@ class JobTools:
 class Toolbox:
     """Prepared engines and open sources by plan hash. Event loop thread."""
 
-    def __init__(self, engine: Engine, open_source: OpenSource) -> None:
+    def __init__(self, engine: Engine, open_source: OpenSource, linger_s: float = LINGER_S) -> None:
         self._engine = engine
         self._open_source = open_source
+        self._linger_s = linger_s
         self._tools: dict[str, JobTools] = {}
+        self._used_s: dict[str, float] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
 
     async def get(self, job: JobSpec) -> JobTools:
-        """The job's tools, made on first use.
+        """The job's tools, made on first use, once.
 
-        Raises EngineUnsupported, ManifestMissing, ManifestInvalid, ShardMissing, SourceUnavailable.
+        Raises EngineUnsupported, ManifestMissing, ManifestInvalid, ShardMissing, SourceUnavailable, AccessDenied.
         """
         key = job.plan_hash
-        if key not in self._tools:
-            engine = self._engine.prepare(job.pipeline, job.seed)
-            try:
-                source = await self._open_source(job.dataset, job.manifest_hash)
-            except BaseException:
-                engine.close()
-                raise
-            self._tools[key] = JobTools(engine, source)
-        return self._tools[key]
+        async with self._opening.setdefault(key, asyncio.Lock()):
+            self._used_s[key] = time.monotonic()
+            if key not in self._tools:
+                engine = self._engine.prepare(job.pipeline, job.seed)
+                try:
+                    source = await self._open_source(job.dataset, job.manifest_hash)
+                except BaseException:
+                    engine.close()
+                    raise
+                self._tools[key] = JobTools(engine, source)
+            return self._tools[key]
 
-    async def keep_only(self, plan_hashes: set[str]) -> None:
-        """Free the tools of all other jobs."""
-        for key in [key for key in self._tools if key not in plan_hashes]:
-            tools = self._tools.pop(key)
-            tools.engine.close()
-            await tools.source.close()
+    async def free_unused(self, in_use: set[str]) -> None:
+        """Free the tools of jobs that were long not in use. in_use: plan hashes of known sessions and of batches in flight."""
+        now = time.monotonic()
+        for key in in_use:
+            self._used_s[key] = now
+        for key in [key for key in self._tools if now - self._used_s[key] > self._linger_s]:
+            await self._free(key)
+
+    async def close(self) -> None:
+        """Free everything; call when no batch is in flight."""
+        for key in list(self._tools):
+            await self._free(key)
+
+    async def _free(self, key: str) -> None:
+        tools = self._tools.pop(key)
+        self._used_s.pop(key, None)
+        self._opening.pop(key, None)
+        tools.engine.close()
+        await tools.source.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.worker.engines.protocol import Sample
+
+# Waits until so many bytes may be held.
+Reserve = Callable[[int], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -33,8 +36,10 @@ class Source(Protocol):
     samples: int
     manifest_hash: str
 
-    async def read(self, sample_ids: Sequence[int]) -> ReadBatch:
+    async def read(self, sample_ids: Sequence[int], reserve: Reserve | None = None) -> ReadBatch:
         """Read these samples, neighbours in one request, many requests in flight.
+
+        reserve: awaited once, if given, with the encoded bytes that are going to be held, before they are read.
 
         A sample whose label or part is bad comes with data None and a reason. Raises ShardMissing, ShardChanged (never
         retriable) or SourceUnavailable (after retries); then nothing is returned.

@@ -22,7 +22,7 @@ from headrace.datasets.storage import Storage, join_address, open_storage
 from headrace.datasets.tasks import gather_all
 from headrace.worker.engines.protocol import Sample
 from headrace.worker.sources.index_cache import IndexCache
-from headrace.worker.sources.protocol import ReadBatch
+from headrace.worker.sources.protocol import ReadBatch, Reserve
 from headrace.worker.sources.readers import Wanted, make_reader
 
 
@@ -47,7 +47,7 @@ class ShardedSource:
         self._reader = make_reader(manifest, data_storage)
         self._starts = np.concatenate([[0], manifest.ends]).astype(np.int64)
 
-    async def read(self, sample_ids: Sequence[int]) -> ReadBatch:
+    async def read(self, sample_ids: Sequence[int], reserve: Reserve | None = None) -> ReadBatch:
         """Read these samples; see the protocol."""
         ids = np.asarray(sample_ids, np.int64)
         index_bytes, index_requests = self._index.read_bytes, self._index.requests
@@ -58,7 +58,10 @@ class ShardedSource:
             record = block.records[row]
             wanted.append(Wanted(shard, block.key(row), int(record["offset"]), int(record["length"])))
         reasons = [BAD_REASONS[int(block.records[row]["reason"])] for block, row in places]
-        count = await self._reader.read([wish for wish, reason in zip(wanted, reasons, strict=True) if reason == "none"])
+        wishes = [wish for wish, reason in zip(wanted, reasons, strict=True) if reason == "none"]
+        if reserve is not None:
+            await reserve(sum(wish.length for wish in wishes))
+        count = await self._reader.read(wishes)
         if self.manifest.checksums:
             await asyncio.to_thread(_check_sums, places, wanted, reasons)
         for sample_id, wish, reason in zip(ids.tolist(), wanted, reasons, strict=True):
