@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -166,10 +166,11 @@ class Batch:
 
 def pixel_view(slot: memoryview, header: SlotHeader) -> NDArray[Any]:
     """Read-only array over a slot's pixels. The caller has checked that the header's lengths agree."""
-    raw = slot_format.pixels(slot, header.pixel_bytes).toreadonly()
-    return np.frombuffer(raw, numpy_dtype(header.dtype), math.prod(header.shape)).reshape(header.shape)
+    pixels: NDArray[Any] = np.ndarray(header.shape, numpy_dtype(header.dtype), slot.toreadonly(), slot_format.PIXEL_OFFSET)
+    return pixels
 
 
+@lru_cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of a pipeline's dtype; bfloat16 from ml_dtypes if that can be imported, else uint16."""
     if name != "bfloat16":

@@ -14,7 +14,7 @@ from headrace.client.batch import Batch, pixel_view
 from headrace.client.link import Link
 from headrace.client.progress import Bad, Progress
 from headrace.client.transports.protocol import TakenSlot
-from headrace.core.batch import BAD_REASONS, OK, SUBSTITUTED
+from headrace.core.batch import BAD_REASONS, PADDED, SUBSTITUTED
 from headrace.core.errors import HeadraceError, ProtocolMismatch
 from headrace.core.job import ANY_FINGERPRINT, Session
 from headrace.core.pipeline_spec import ITEM_BYTES
@@ -22,6 +22,7 @@ from headrace.core.session_plan import Position, SessionPlan
 from headrace.core.starvation import CAUSES, ClockOffset, split_wait
 
 MAX_CLOCKS = 4096
+_PLACE = ("index", "epoch", "step", "batch", "lane", "header index", "header token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +43,28 @@ class HandOver:
         self._clocks: dict[tuple[str, bool], ClockOffset] = {}
         self._waits: list[tuple[float, float]] = []
         self._constant = _constants(link.session, rank)
+        self._expected = tuple(self._constant.values())
+        self._located: tuple[int, Position | None] = (-1, None)
         self.plan = SessionPlan(link.session)
         self.next_index = 0
 
     def position(self) -> Position | None:
         """Of the next batch to be handed over; None after the last."""
-        return self.plan.locate(self._rank, self.next_index)
+        return self._locate(self.next_index)
+
+    def _locate(self, index: int) -> Position | None:
+        if self._located[0] != index:
+            self._located = index, self.plan.locate(self._rank, index)
+        return self._located[1]
 
     def wait(self, index: int, deadline_s: float) -> Arrived:
         """Block until a batch is here. Raises WaitTimeout, what failed the batch, or what ended the session."""
         start_s = time.monotonic()
+        self._progress.wait_begins(start_s)
         try:
-            with self._progress.waiting():
-                taken = self._link.intake.take(index, deadline_s)
+            taken = self._link.intake.take(index, deadline_s)
         finally:
+            self._progress.wait_ends()
             # Also where it failed: if the trainer asks again, this time counts as waited for the same batch.
             self._waits.append((start_s, time.monotonic()))
         return self._arrived(index, taken)
@@ -74,7 +83,7 @@ class HandOver:
         parts = self._explain(taken, batch.worker)
         self._waits.clear()
         bad = _bad_samples(taken)
-        images = int(np.count_nonzero(batch.mask))
+        images = len(taken.meta.status) - taken.meta.status.tobytes().count(PADDED)
         self._progress.handed_over(images, taken.transport, parts, bad)
         self.next_index = taken.index + 1
         return batch
@@ -87,8 +96,13 @@ class HandOver:
         shared = self._link.shares_clock(worker)
         if len(self._clocks) > MAX_CLOCKS:  # workers come and go over weeks
             self._clocks.clear()
-        clock = self._clocks.setdefault((worker, shared), ClockOffset(shared))
-        line = clock.shift(taken.meta.milestones, taken.received_s) | {"received": taken.received_s}
+        clock = self._clocks.get((worker, shared))
+        if clock is None:
+            clock = self._clocks[worker, shared] = ClockOffset(shared)
+        line = clock.shift(taken.meta.milestones, taken.received_s)
+        line["received"] = taken.received_s
+        if len(self._waits) == 1:
+            return split_wait(*self._waits[0], line)
         parts = dict.fromkeys(CAUSES, 0.0)
         for start_s, end_s in self._waits:
             for cause, seconds in split_wait(start_s, end_s, line).items():
@@ -102,42 +116,29 @@ class HandOver:
     def _check(self, index: int, taken: TakenSlot) -> None:
         """The last guard of 'exactly once': what is handed over is the plan's very batch, whatever a worker believed."""
         meta, header = taken.meta, taken.header
-        planned = self.plan.locate(self._rank, index)
+        planned = self._locate(index)
         if planned is None:
             raise ProtocolMismatch("a batch beyond the session's end arrived", job=meta.job, index=index)
-        expected = {
-            **self._constant,
-            "index": index,
-            "epoch": planned.epoch,
-            "step": planned.step,
-            "batch": planned.batch,
-            "lane": planned.lane,
-            "header index": index,
-            "header token": meta.token,
-        }
-        got = {
-            "job": meta.job,
-            "attempt": meta.attempt,
-            "rank": meta.rank,
-            "plan_hash": meta.plan_hash,
-            "samples": len(meta.sample_ids),
-            "shape": header.shape,
-            "dtype": header.dtype,
-            "layout": header.layout,
-            "pixel_bytes": header.pixel_bytes,
-            "fingerprint": meta.fingerprint if "fingerprint" in self._constant else None,
-            "index": meta.index,
-            "epoch": meta.epoch,
-            "step": meta.step,
-            "batch": meta.batch,
-            "lane": meta.lane,
-            "header index": header.index,
-            "header token": header.token,
-        }
-        for name, wanted in expected.items():
-            if got[name] != wanted:
+        place = (index, planned.epoch, planned.step, planned.batch, planned.lane, index, meta.token)
+        got_place = (meta.index, meta.epoch, meta.step, meta.batch, meta.lane, header.index, header.token)
+        got = (
+            meta.job,
+            meta.attempt,
+            meta.rank,
+            meta.plan_hash,
+            len(meta.sample_ids),
+            header.shape,
+            header.dtype,
+            header.layout,
+            header.pixel_bytes,
+            meta.fingerprint if self._constant["fingerprint"] is not None else None,
+        )
+        if got == self._expected and got_place == place:
+            return
+        for name, found, wanted in zip((*self._constant, *_PLACE), got + got_place, self._expected + place, strict=True):
+            if found != wanted:
                 raise ProtocolMismatch(
-                    f"worker {meta.worker!r} sent a batch whose {name} is {got[name]!r} where the plan has {wanted!r}: "
+                    f"worker {meta.worker!r} sent a batch whose {name} is {found!r} where the plan has {wanted!r}: "
                     "its version or its engine differs from the session's",
                     job=self._link.session.job.name,
                     rank=self._rank,
@@ -161,14 +162,13 @@ def _constants(session: Session, rank: int) -> dict[str, Any]:
         "layout": job.pipeline.output.layout,
         "pixel_bytes": math.prod(shape) * ITEM_BYTES[job.pipeline.output.dtype],
     }
-    if job.fingerprint not in ("", ANY_FINGERPRINT):
-        constant["fingerprint"] = job.fingerprint
+    constant["fingerprint"] = None if job.fingerprint in ("", ANY_FINGERPRINT) else job.fingerprint
     return constant
 
 
 def _bad_samples(taken: TakenSlot) -> list[Bad]:
     meta = taken.meta
-    if not (meta.status != OK).any():
+    if not meta.bad_keys:  # one for each substituted sample
         return []
     rows = np.flatnonzero(meta.status == SUBSTITUTED).tolist()
     return [

@@ -6,8 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.core.starvation import CAUSES
@@ -61,18 +60,15 @@ class Progress:
         self._transports: set[str] = set()
         self._bad: deque[Bad] = deque()
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The trainer is blocked in next() within this block."""
-        now_s = time.monotonic()
-        with self._lock:
-            self._first_ask_s = now_s if self._first_ask_s is None else self._first_ask_s
-            self._waiting_since_s = now_s
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waiting_since_s = None
+    def wait_begins(self, now_s: float) -> None:
+        """The trainer is blocked in next() from now on."""
+        if self._first_ask_s is None:
+            self._first_ask_s = now_s
+        self._waiting_since_s = now_s
+
+    def wait_ends(self) -> None:
+        """The trainer is not blocked any more."""
+        self._waiting_since_s = None
 
     @property
     def waiting_since_s(self) -> float | None:
@@ -86,9 +82,11 @@ class Progress:
             self._images += images
             self._substituted += len(bad)
             self._transports.add(transport)
-            self._bad.extend(bad)
+            if bad:
+                self._bad.extend(bad)
             for cause, seconds in wait_by_cause.items():
-                self._wait_by_cause[cause] += seconds
+                if seconds:
+                    self._wait_by_cause[cause] += seconds
 
     def commit(self) -> int:
         """All that was handed over is committed; returns that count."""

@@ -1,6 +1,6 @@
 """A rank's tie to its session through the coordinator: two threads, and the way out.
 
-`headrace-control` reports progress every half second, which is also the rank's sign of life. `headrace-watch` reads the
+`headrace-control` reports progress every second, which is also the rank's sign of life. `headrace-watch` reads the
 lane tables and passes them to the intake. Both carry the session's descriptor, so that a store that lost it is healed. A
 coordinator that is down is tolerated: batches go on flowing from the workers, and the loss and the return are logged once.
 What ends the session (superseded, rank claimed) is passed to the intake, whose `take` raises it to the trainer.
@@ -39,7 +39,7 @@ from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.status import error_from_rpc
 
-REPORT_INTERVAL_S = 0.5
+REPORT_INTERVAL_S = 1.0
 # A watch is opened anew after this long, with the descriptor, so that a half-dead replica is noticed and a store healed.
 WATCH_DEADLINE_S = 30.0
 WATCH_PAUSE_S = 0.25
@@ -74,6 +74,7 @@ class SessionLink:
         self._endpoints: dict[str, Endpoint] = {}
         self._newest: dict[str, Endpoint] = {}
         self._stop = threading.Event()
+        self._report_now = threading.Event()
         self._recorded = threading.Condition()
         self._recorded_commit = 0
         self._ended: HeadraceError | None = None
@@ -103,6 +104,7 @@ class SessionLink:
 
     def wait_recorded(self, committed: int, deadline_s: float) -> None:
         """Block until a report with this commit count was answered. Raises WaitTimeout, or what ended the session."""
+        self._report_now.set()
         with self._recorded:
             self._recorded.wait_for(
                 lambda: self._recorded_commit >= committed or self._ended is not None or self._stop.is_set(), deadline_s
@@ -125,6 +127,7 @@ class SessionLink:
             self._closed = True
         atexit.unregister(self.close)
         self._stop.set()
+        self._report_now.set()
         with self._recorded:
             self._recorded.notify_all()
         watch = self._watch
@@ -145,7 +148,11 @@ class SessionLink:
     # --- headrace-control --------------------------------------------------------------------------------------------
 
     def _report_until_stop(self) -> None:
-        while not self._stop.wait(REPORT_INTERVAL_S):
+        while not self._stop.is_set():
+            self._report_now.wait(REPORT_INTERVAL_S)
+            self._report_now.clear()
+            if self._stop.is_set():
+                return
             if self._abandoned:
                 log.warning("stream_not_closed", **self._ids)
                 self.close()

@@ -192,7 +192,7 @@ class Stream:
     def commit(self, deadline_s: float = 0.0) -> None:
         """All that was handed over is trained and checkpointed: a later attempt without a state goes on after it.
 
-        It is reported within half a second. With a deadline above 0, blocks until the coordinator has recorded it; raises
+        It is reported within a second. With a deadline above 0, it is at once, and this blocks until it is recorded; raises
         WaitTimeout, or what ended the session.
         """
         count = self._progress.commit()

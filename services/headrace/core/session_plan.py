@@ -60,6 +60,7 @@ class SessionPlan:
     _batches: int = field(init=False, repr=False)
     _first_steps: int = field(init=False, repr=False)
     _steps: int = field(init=False, repr=False)
+    _length: int | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         session, job = self.session, self.session.job
@@ -78,12 +79,16 @@ class SessionPlan:
             )
         left = steps(batches, session.first, session.world, job.tail)
         whole = steps(batches, 0, session.world, job.tail)
+        epoch = session.epoch if left else session.epoch + 1
+        more = max(0, session.epochs - epoch - 1)
+        length = ((left or whole) + more * whole) if session.epochs > epoch else 0
         derived = {
-            "epoch": session.epoch if left else session.epoch + 1,
+            "epoch": epoch,
             "first": session.first if left else 0,
             "_batches": batches,
             "_first_steps": left or whole,
             "_steps": whole,
+            "_length": length if session.epochs else None,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -91,10 +96,7 @@ class SessionPlan:
     @property
     def length(self) -> int | None:
         """Batches that each rank gets in the whole session; None where it is endless."""
-        epochs = self.session.epochs
-        if not epochs:
-            return None
-        return self._first_steps + (epochs - self.epoch - 1) * self._steps if epochs > self.epoch else 0
+        return self._length
 
     def steps_in(self, epoch: int) -> int:
         """Steps of an epoch in this session; 0 for epochs that it does not reach or that were over before it."""
@@ -126,8 +128,7 @@ class SessionPlan:
             raise WorldMismatch(f"rank {rank} lies outside a world of {world}; ranks count from 0", rank=rank, world=world)
         if index < 0:
             raise StateInvalid(f"batches are numbered from 0, not {index}", index=index)
-        length = self.length
-        if length is not None and index >= length:
+        if self._length is not None and index >= self._length:
             return None
         epoch, first, step = self._split(index)
         batch = first + step * world + rank

@@ -46,13 +46,12 @@ def split_wait(wait_start_s: float, wait_end_s: float, milestones: Mapping[str, 
     """
     parts = dict.fromkeys(CAUSES, 0.0)
     cursor = wait_start_s
-    for name in LINE:
-        if name not in milestones:
-            continue
-        moment = min(milestones[name], wait_end_s)
+    for name, cause in CAUSE_BEFORE.items():  # in the order of LINE
+        moment = milestones.get(name, cursor)
         if moment > cursor:
-            parts[CAUSE_BEFORE[name]] += moment - cursor
-            cursor = moment
+            moment = min(moment, wait_end_s)
+            parts[cause] += max(0.0, moment - cursor)
+            cursor = max(cursor, moment)
     if wait_end_s > cursor:
         parts["copy"] += wait_end_s - cursor
     return parts

@@ -87,7 +87,8 @@ class Connections:
             self._fetch_readable(now_s)
         elif isinstance(source.link, LocalLink):
             link = source.link
-            link.flush()
+            if link.wants_write:
+                link.flush()
             try:
                 for message in link.receive():
                     self._message(source, message, now_s)
@@ -129,12 +130,12 @@ class Connections:
         if link is None:
             return
         match message:
-            case Welcome():
-                self._welcome(peer, message, now_s)
-            case Started(index, token):
-                self._refuse_outside(self._arrivals.started(link.number, peer.worker, index, token, now_s), message)
             case Ready():
                 self._ready(peer, link, message, now_s)
+            case Started(index, token):
+                self._refuse_outside(self._arrivals.started(link.number, peer.worker, index, token, now_s), message)
+            case Welcome():
+                self._welcome(peer, message, now_s)
             case Failed(index, code, text, ids):
                 failure = Failure(index, 0, peer.worker, code, text, ids)
                 verdict = self._arrivals.failed(link.number, failure)
