@@ -1,10 +1,13 @@
 """Train the small CNN on two ranks with DistributedDataParallel, each with its own share of every epoch.
 
-    torchrun --nproc-per-node 2 examples/train_ddp.py --coordinator 127.0.0.1:7300 --dataset demo-out/dataset
+With a store, a coordinator and a worker as for train_torch.py:
+
+    .venv/bin/torchrun --nproc-per-node 2 examples/train_ddp.py --coordinator 127.0.0.1:7300 --dataset demo-out/dataset
 
 Without torchrun, `--spawn 2` starts the ranks itself, as processes of their own. All ranks get the same number of steps in
 every epoch, so no all-reduce is ever left waiting: no join context, no drop of a last batch by hand. Rank 0 prints the mean
-loss of each epoch over all ranks. Exit status 1 if it did not go down.
+loss of each epoch over all ranks. Exit status 1 if it did not go down. No checkpoint is saved, so nothing is committed either,
+and each run begins at the start; train_torch.py shows how to go on.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def main() -> int:
     """Be one rank, or start all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--coordinator", required=True, help="host:port, or several with commas between")
-    parser.add_argument("--dataset", required=True, help="address of the manifest that `headrace index` made")
+    parser.add_argument("--dataset", required=True, help="what `headrace index` has indexed: a directory or an address")
     parser.add_argument("--job", default="example-ddp", help="name of the job")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
@@ -80,7 +83,6 @@ def train(options: argparse.Namespace) -> int:
             means.append(mean.item() / world)
             if rank == 0:
                 print(f"epoch {epoch}: {len(losses)} steps on each of {world} ranks, mean loss {means[-1]:.4f}", flush=True)
-            stream.commit()
         stats = stream.stats()
     print(
         f"rank {rank}: {stats.images} images by {stats.transport}, waited {stats.wait_s:.2f} s of {stats.elapsed_s:.2f} s",

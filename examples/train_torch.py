@@ -1,11 +1,19 @@
 """Train a small CNN on one process, with batches from Headrace.
 
-    headrace store & headrace coordinator & headrace worker &
-    python examples/train_torch.py --coordinator 127.0.0.1:7300 --dataset demo-out/dataset
+From a clone, in three terminals (`make demo` has made .venv and the data set):
 
-Needs PyTorch; the data set is the one that `headrace demo` leaves behind, or any that `headrace index` has indexed. Prints the
-mean loss of each epoch, which goes down. With `--checkpoint FILE` it saves the stream's state beside the model's and goes on
-from it when started again. Exit status 1 if the loss did not go down.
+    .venv/bin/headrace store
+    .venv/bin/headrace coordinator
+    .venv/bin/headrace worker
+
+and in a fourth:
+
+    .venv/bin/pip install torch
+    .venv/bin/python examples/train_torch.py --coordinator 127.0.0.1:7300 --dataset demo-out/dataset
+
+Any data set will do that `headrace index` has indexed. Prints the mean loss of each epoch, which goes down. With
+`--checkpoint FILE` it saves the stream's state beside the model's, commits, and goes on from there when started again with more
+--epochs. Exit status 1 if the loss did not go down.
 """
 
 from __future__ import annotations
@@ -51,7 +59,7 @@ def main() -> int:
     """Train and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--coordinator", required=True, help="host:port, or several with commas between")
-    parser.add_argument("--dataset", required=True, help="address of the manifest that `headrace index` made")
+    parser.add_argument("--dataset", required=True, help="what `headrace index` has indexed: a directory or an address")
     parser.add_argument("--job", default="example-torch", help="name of the job")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64)
@@ -81,7 +89,7 @@ def main() -> int:
             if options.checkpoint:
                 parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "stream": stream.state_dict()}
                 torch.save(parts, options.checkpoint)
-            stream.commit()
+                stream.commit()  # only what is saved: a run without a checkpoint begins at the start again
         stats = stream.stats()
     print(f"{stats.images} images, {stats.images_per_s:.0f} images/s, waited {stats.wait_s:.2f} s of {stats.elapsed_s:.2f} s")
     return 0 if len(means) < 2 or means[-1] < means[0] else 1

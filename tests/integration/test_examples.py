@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,32 @@ def test_one_process_learns_and_goes_on_from_its_checkpoint(fleet: Cluster, data
     assert "epoch 0" not in text
     assert len(first) == 2
     assert losses(text)[0] < first[1] < first[0]
+
+
+def test_without_a_checkpoint_a_second_run_begins_at_the_start(fleet: Cluster, dataset: str) -> None:
+    for _ in range(2):
+        text = run_example("train_torch.py", fleet, dataset, "--epochs", "1", "--batch-size", "32", "--job", "again")
+        assert "epoch 0: 15 steps" in text
+
+
+def test_the_trainer_of_the_readme_runs_as_it_stands(fleet: Cluster, dataset: str) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)
+    for shown, real in {"127.0.0.1:7300": fleet.addresses, "/data/imagenet/train": dataset, "epochs=90": "epochs=2"}.items():
+        assert shown in code
+        code = code.replace(shown, real)
+    shapes: list[tuple[int, ...]] = []
+    saved: list[dict[str, Any]] = []
+    names = {
+        "model": None,
+        "load_checkpoint": lambda _model: saved[-1] if saved else None,
+        "save_checkpoint": lambda _model, state: saved.append(state),
+        "train_step": lambda pixels, _labels: shapes.append(pixels.shape),
+    }
+    exec(code, {**names})
+    assert shapes == [(256, 224, 224, 3)] * 2
+    assert [state["epoch"] + bool(state["step"]) for state in saved] == [1, 2]
+    exec(code, {**names})
+    assert len(shapes) == 2
 
 
 def test_two_ranks_learn_together_with_equal_steps(fleet: Cluster, dataset: str) -> None:

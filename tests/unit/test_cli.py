@@ -129,6 +129,14 @@ def test_help_names_a_variable_that_works(command: str) -> None:
     assert "'nonsense' is not host:port" in done.stderr
 
 
+def test_a_data_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = _run("store", "--address", "127.0.0.1:29999", "--data-dir", str(tmp_path / "file" / "data"))
+    assert result.returncode == 1
+    assert "cannot be made" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_a_bug_is_not_mistaken_for_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     @click.command()
     def fails() -> None:
