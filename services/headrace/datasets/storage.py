@@ -26,6 +26,13 @@ class ObjectMissing(HeadraceError):
     grpc_status = "NOT_FOUND"
 
 
+class ObjectReplaced(HeadraceError):
+    """What is stored at that path has another tag than demanded; callers turn it into ShardChanged."""
+
+    code = "object_replaced"
+    grpc_status = "FAILED_PRECONDITION"
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """One stored object. size: bytes. etag: the store's own tag, empty for local files."""
@@ -49,8 +56,11 @@ class Storage(Protocol):
         """The whole object."""
         ...
 
-    async def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Bytes [start, start + length); shorter only where the object ends before."""
+    async def get_range(self, path: str, start: int, length: int, tag: str = "") -> memoryview:
+        """Bytes [start, start + length); shorter only where the object ends before.
+
+        tag: as `head` gave it; raises ObjectReplaced if the object has another by now. Local files have none.
+        """
         ...
 
     async def put(self, path: str, data: bytes) -> None:

@@ -122,7 +122,7 @@ class LocalStorage:
         """The whole file."""
         return await self._in_thread(self.read_sync, path, 0, -1)
 
-    async def get_range(self, path: str, start: int, length: int) -> memoryview:
+    async def get_range(self, path: str, start: int, length: int, tag: str = "") -> memoryview:
         """Bytes [start, start + length) of a file."""
         return memoryview(await self._in_thread(self.read_sync, path, start, length))
 

@@ -11,18 +11,20 @@ from datetime import timedelta
 from typing import TypeVar
 
 import obstore
+from obstore import Bytes
 from obstore.exceptions import (
     BaseError,
     InvalidPathError,
     NotSupportedError,
     PermissionDeniedError,
+    PreconditionError,
     UnauthenticatedError,
     UnknownConfigurationKeyError,
 )
 from obstore.store import ObjectStore, from_url
 
 from headrace.core.errors import AccessDenied, ConfigInvalid, SourceUnavailable
-from headrace.datasets.storage import ObjectInfo, ObjectMissing, check_path, mask_address
+from headrace.datasets.storage import ObjectInfo, ObjectMissing, ObjectReplaced, check_path, mask_address
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s\"'<>]+")
@@ -69,13 +71,20 @@ class ObjectStorage:
         result = await self._call(path, lambda: obstore.get_async(self._store, path))
         return (await self._call(path, result.bytes_async)).to_bytes()
 
-    async def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Bytes [start, start + length) of an object."""
+    async def get_range(self, path: str, start: int, length: int, tag: str = "") -> memoryview:
+        """Bytes [start, start + length) of an object, of the very one that has this tag if one is given."""
         if length == 0:
             return memoryview(b"")
-        return memoryview(
-            await self._call(path, lambda: obstore.get_range_async(self._store, path, start=start, length=length))
-        )
+        if not tag:
+            return memoryview(
+                await self._call(path, lambda: obstore.get_range_async(self._store, path, start=start, length=length))
+            )
+
+        async def guarded() -> Bytes:
+            result = await obstore.get_async(self._store, path, options={"range": (start, start + length), "if_match": tag})
+            return await result.bytes_async()
+
+        return memoryview(await self._call(path, guarded))
 
     async def put(self, path: str, data: bytes) -> None:
         """Write an object; stores do that all or nothing."""
@@ -113,6 +122,8 @@ class ObjectStorage:
                 raise ObjectMissing(
                     f"{self.address}: {path or 'the prefix'} is not there", path=path, address=self.address
                 ) from None
+            except PreconditionError:
+                raise ObjectReplaced(f"{self.address}: {path} was replaced", path=path, address=self.address) from None
             except (PermissionDeniedError, UnauthenticatedError) as error:
                 raise AccessDenied(
                     f"{self.address} refuses access: check the credentials and what they allow ({_short(error)})",

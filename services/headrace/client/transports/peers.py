@@ -28,7 +28,7 @@ class Peer:
 
     wanted: the newest table gives it a lane. link: the connection, being made or up. welcomed: it is up.
     since_s: when that state began. failures: in a row. shm_failure: why shared memory does not work here.
-    shm_worked: it did once.
+    shm_worked, grpc_worked: it did once. refused_since_s: since when all it says is that it cannot serve us.
     """
 
     endpoint: Endpoint
@@ -42,12 +42,24 @@ class Peer:
     retry_at_s: float = 0.0
     shm_failure: str = ""
     shm_worked: bool = False
+    grpc_worked: bool = False
+    refused_since_s: float | None = None
     last_error: str = ""
 
     @property
     def worker(self) -> str:
         """The worker's id."""
         return self.endpoint.worker
+
+    @property
+    def connected(self) -> bool:
+        """True while batches may come from it."""
+        return self.link is not None and self.welcomed
+
+    @property
+    def remote(self) -> bool:
+        """True while it is to be reached through the fetcher process."""
+        return self.rung is not None and self.rung.name == "grpc"
 
     def linked(self, link: LocalLink | RemoteLink, now_s: float) -> None:
         """A connection is being made."""
@@ -70,5 +82,7 @@ class Peer:
         for_s = f"{now_s - self.since_s:.1f} s"
         if self.link is not None and self.rung is not None:
             state = f"{'up' if self.welcomed else 'no WELCOME yet'} since {for_s}"
+            if not self.welcomed and self.last_error:  # it tries again and again: why is in the last answer
+                state += f" (the try before: {self.last_error})"
             return f"connection by {self.rung.name} {state}{', draining' if self.draining else ''}"
         return f"no connection since {for_s}" + (f" ({self.last_error})" if self.last_error else "")

@@ -16,7 +16,7 @@ from typing import Protocol
 from headrace.core.errors import AccessDenied, ConfigInvalid, HeadraceError, ShardChanged, ShardMissing, from_code
 from headrace.datasets.edges import edge_hash, edge_ranges
 from headrace.datasets.manifest import Manifest, Shard
-from headrace.datasets.storage import ObjectMissing, Storage
+from headrace.datasets.storage import ObjectMissing, ObjectReplaced, Storage
 from headrace.datasets.storage_local import READ_THREADS, LocalStorage, pread_all, translate
 from headrace.datasets.tasks import gather_all
 from headrace.worker.sources.coalesce import Extent, coalesce
@@ -208,7 +208,7 @@ class RemoteTarReader:
         self._shards = manifest.shards
         self._storage = storage
         self._slots = asyncio.Semaphore(REMOTE_REQUESTS)
-        self._checks: dict[int, asyncio.Task[None]] = {}
+        self._checks: dict[int, asyncio.Task[str]] = {}
 
     async def read(self, wanted: Sequence[Wanted]) -> ReadCount:
         """Read all, neighbours at once."""
@@ -220,47 +220,61 @@ class RemoteTarReader:
                 count.requests += 1
                 count.read_bytes += extent.length
                 reads.append(self._read_extent(number, wishes, extent))
-        await gather_all([*(self._checked(number) for number in groups), *reads])
+        await gather_all(reads)
         return count
 
     async def _read_extent(self, number: int, wishes: Sequence[Wanted], extent: Extent) -> None:
         shard = self._shards[number]
-        await self._checked(number)
-        async with self._slots:
-            try:
-                data = await self._storage.get_range(shard.name, extent.start, extent.length)
-            except ObjectMissing as error:
-                raise missing(shard, shard.name, self._storage.address) from error
-            except HeadraceError:
-                await self._check(shard)  # a range beyond a shortened object fails like a fault that may pass
-                raise
+        try:
+            data = await self._get(number, shard, extent)
+        except ObjectReplaced:
+            self._checks.pop(number, None)  # another object by now: it may be the right one, put back
+            data = await self._get(number, shard, extent)
         if len(data) != extent.length:
             raise changed(shard, shard.name, f"it ends at {extent.start + len(data)} bytes")
         _fill(wishes, extent, data)
 
-    async def _checked(self, number: int) -> None:
-        """Check a shard once; a failed check is made again by the next read."""
+    async def _get(self, number: int, shard: Shard, extent: Extent) -> memoryview:
+        tag = await self._checked(number)
+        async with self._slots:
+            try:
+                return await self._storage.get_range(shard.name, extent.start, extent.length, tag)
+            except ObjectMissing as error:
+                raise missing(shard, shard.name, self._storage.address) from error
+            except ObjectReplaced:
+                raise
+            except HeadraceError:
+                await self._check(shard)  # a range beyond a shortened object fails like a fault that may pass
+                raise
+
+    async def _checked(self, number: int) -> str:
+        """Check a shard once, and give the tag of what was checked; a failed check is made again by the next read."""
         task = self._checks.get(number)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.get_running_loop().create_task(self._check(self._shards[number]))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._checks[number] = task
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
-    async def _check(self, shard: Shard) -> None:
+    async def _check(self, shard: Shard) -> str:
+        """The object's tag, empty where it has none or the server may not know it again."""
         try:
             info = await self._storage.head(shard.name)
             if info.size != shard.bytes:
                 raise changed(shard, shard.name, f"{info.size} bytes, not {shard.bytes}")
+            tag = "" if info.etag.startswith("W/") else info.etag  # a weak tag never matches
             if shard.etag and info.etag:
                 if info.etag != shard.etag:
                     raise changed(shard, shard.name, f"tag {info.etag}, not {shard.etag}")
-                return
-            edges = [await self._storage.get_range(shard.name, start, length) for start, length in edge_ranges(info.size)]
+                return tag
+            edges = [await self._storage.get_range(shard.name, start, length, tag) for start, length in edge_ranges(info.size)]
         except ObjectMissing as error:
             raise missing(shard, shard.name, self._storage.address) from error
+        except ObjectReplaced as error:
+            raise changed(shard, shard.name, "it was replaced while it was checked") from error
         if edge_hash(*edges) != shard.edge_hash:
             raise changed(shard, shard.name, "other content at its start or end")
+        return tag
 
 
 class RemoteFileReader:
