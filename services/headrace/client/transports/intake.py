@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import structlog
 
@@ -43,6 +44,18 @@ _MOST_REJECTS = 3
 _MOST_WORKERS_NAMED = 1000  # in the status; the oldest go first
 # So long may messages lie unread while nobody waits for a batch: a worker's end is then noticed that much later.
 _REST_S = 0.25
+_HUNGRY_S = 0.05  # after a wait the next is likely
+
+
+def _lanes_of(plan: SessionPlan, rank: int) -> Callable[[int], int | None]:
+    """Index -> lane of a rank, None past the session's end; each message of a batch asks for it."""
+
+    @lru_cache(maxsize=1024)
+    def lane_of(index: int) -> int | None:
+        position = plan.locate(rank, index)
+        return None if position is None else position.lane
+
+    return lane_of
 
 
 class ThreadIntake:
@@ -66,6 +79,7 @@ class ThreadIntake:
         self._session = session
         self._rank = rank
         self._plan = SessionPlan(session)
+        self._lane_of = _lanes_of(self._plan, rank)
         self._arrivals = Arrivals(self._lane_of, session.lanes, session.window, start_index)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -209,7 +223,7 @@ class ThreadIntake:
 
     def _may_rest(self, due_s: float, now_s: float) -> bool:
         """True where nobody is served by reading messages at once: a trainer that waits, now or a moment ago, would be."""
-        waits = self._waiting is not None or now_s < self._waited_s + _REST_S
+        waits = self._waiting is not None or now_s < self._waited_s + _HUNGRY_S
         return not waits and due_s > now_s + _REST_S and self._links.settled()
 
     def _wait(self, index: int, start_s: float, deadline_s: float) -> TakenSlot:
@@ -224,10 +238,6 @@ class ThreadIntake:
             if left_s <= 0:
                 raise self._timeout(index, deadline_s, now_s)
             self._changed.wait(left_s)
-
-    def _lane_of(self, index: int) -> int | None:
-        position = self._plan.locate(self._rank, index)
-        return None if position is None else position.lane
 
     def _command(self, command: Callable[[float], None]) -> None:
         self._commands.append(command)
