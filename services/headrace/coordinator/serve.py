@@ -29,6 +29,7 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )
+_TICK_S = 1.0
 
 
 class GrpcServer:
@@ -66,7 +67,23 @@ class GrpcServer:
 
 
 class _Quiet(uvicorn.Server):
-    """Leaves signals to the coordinator."""
+    """Leaves signals to the coordinator, and sleeps where uvicorn looks ten times a second whether it shall end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ended = asyncio.Event()
+
+    def end(self) -> None:
+        """Have `serve` close and return."""
+        self.should_exit = True
+        self._ended.set()
+
+    async def main_loop(self) -> None:
+        """See uvicorn; its tick number 0 renews the Date header."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._ended.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,7 +115,7 @@ class AdminServer:
     async def close(self) -> None:
         """End open requests within a second."""
         if self._task is not None:
-            self._server.should_exit = True
+            self._server.end()
             await self._task
         if self._socket is not None:
             self._socket.close()
