@@ -110,6 +110,12 @@ def build(board: Board, ledger: Ledger, instruments: Instruments) -> FastAPI:
     """The application; all handlers run on the coordinator's event loop."""
     app = FastAPI(title="Headrace coordinator", version=metadata.version("headrace"))
 
+    @app.get("/", include_in_schema=False)
+    async def contents() -> dict[str, str]:
+        """What is here, for whoever opens the address; unlike /docs it needs nothing from the internet."""
+        paths = app.openapi()["paths"].items()
+        return {path: str(calls["get"]["description"]) for path, calls in paths} | {"/docs": "All of it, to try out."}
+
     @app.get("/healthz")
     async def healthz() -> Health:
         """The process is alive."""

@@ -70,6 +70,7 @@ class LeaseLoop:
         self._ttl_s = FIRST_TTL_S
         self._unable_until_s: dict[str, float] = {}
         self._unheard_since_s: float | None = None
+        self._registered = False
         self._opening: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._soon = asyncio.Event()
         self.draining = False
@@ -97,9 +98,11 @@ class LeaseLoop:
                 self._unheard_since_s = begun
                 log.warning("heartbeat_unanswered", error=error, note="leases held are kept")
             return False
-        if self._unheard_since_s is not None:
+        if not self._registered:
+            log.info("registered", coordinator=self._addresses[0])
+        elif self._unheard_since_s is not None:
             log.info("heartbeat_answered_again", after_s=round(begun - self._unheard_since_s, 3))
-            self._unheard_since_s = None
+        self._registered, self._unheard_since_s = True, None
         self._stats.heartbeat(time.monotonic() - begun)
         self._interval_s = answer.interval.ToTimedelta().total_seconds() or self._interval_s
         self._ttl_s = answer.ttl.ToTimedelta().total_seconds() or self._ttl_s
