@@ -42,7 +42,11 @@ class Fetcher:
         """Serve until the trainer closes its end."""
         loop = asyncio.get_running_loop()
         while data := await loop.sock_recv(self._trainer, protocol.MAX_BYTES):
-            self._command(protocol.decode(data))
+            message = protocol.decode(data)
+            if isinstance(message, protocol.Ping):
+                await self._tell(message)
+            else:
+                self._command(message)
         for stream in self._streams.values():
             stream.cancel()
 

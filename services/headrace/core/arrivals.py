@@ -15,7 +15,7 @@ Why nothing is lost and nothing hangs:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -105,6 +105,7 @@ class Arrivals:
         self.owners: list[str] = [""] * lanes
         self.tokens: list[int] = [0] * lanes
         self._table_tokens: list[int] = [0] * lanes
+        self._told_tokens: Sequence[int] = ()
         self._owner_since_s: list[float] = [0.0] * lanes
         self._known: dict[int, _Index] = {}
         self._withheld: dict[int, set[int]] = {}
@@ -114,6 +115,7 @@ class Arrivals:
 
     def table(self, owners: Sequence[str], tokens: Sequence[int], window: int, now_s: float) -> bool:
         """Take in a lane table; entries older than the known ones are passed over. True if the window grew (connect anew)."""
+        self._told_tokens = tokens
         for lane, (owner, token) in enumerate(zip(owners, tokens, strict=True)):
             if token < self._table_tokens[lane]:
                 continue
@@ -187,6 +189,14 @@ class Arrivals:
         self._withhold(link, failure.index, verdict)
         return verdict
 
+    def try_again(self) -> None:
+        """The trainer was told of a failure: what failed is missing again, so that its producers are asked once more.
+
+        Else a cause that was mended since (a shard put back) would be told for ever.
+        """
+        for known in self._known.values():
+            known.failure = None
+
     def link_gone(self, link: int) -> None:
         """A connection ended: nothing more comes by it; what it delivered stays."""
         self._withheld.pop(link, None)
@@ -257,9 +267,22 @@ class Arrivals:
             started_since_s=newest.at_s if newest else 0.0,
         )
 
-    def lanes_of(self, worker: str) -> Iterable[int]:
-        """Lanes that the newest table gives to a worker."""
-        return (lane for lane, owner in enumerate(self.owners) if owner == worker)
+    def rolled_back(self) -> list[int]:
+        """Lanes whose token in the table that came last is lower than the newest known: the store forgot a lease.
+
+        Its owner's batches are refused here, for ever if nobody leases the lane anew. A table that is merely behind what a
+        producer said looks the same for a moment.
+        """
+        return [lane for lane, token in enumerate(self._told_tokens) if token < self.tokens[lane]]
+
+    def missing(self) -> list[tuple[int, int]]:
+        """(index, lane) of the window's batches that are not here, ascending; one whose failure is known is not missing."""
+        window = ((index, self._lane_of(index)) for index in range(self.next, self.next + self.window))
+        return [(index, lane) for index, lane in window if lane is not None and self.get(index) is None]
+
+    def owner_since_s(self, lane: int) -> float:
+        """When a lane's present lease was told."""
+        return self._owner_since_s[lane]
 
     def _judge(self, index: int, token: int) -> Verdict:
         if index < self.next:

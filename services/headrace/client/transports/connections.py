@@ -15,6 +15,7 @@ from headrace.client.transports.fetch_pool import FetchPool
 from headrace.client.transports.links import Links
 from headrace.client.transports.local import LocalLink
 from headrace.client.transports.peers import HANDSHAKE_S, Peer
+from headrace.client.transports.troubles import Lack
 from headrace.core.arrivals import Arrival, Arrivals, Failure, Verdict
 from headrace.core.errors import HeadraceError, PeerGone, ProtocolMismatch, TransportUnavailable, from_code
 from headrace.wire import messages, slot_format
@@ -26,10 +27,30 @@ log = structlog.get_logger()
 _SHM_ONLY = frozenset({"transport_unavailable", "disk_full", "protocol_mismatch", "internal"})
 # A worker's own trouble: it may free memory or be replaced; until then the wait's message says why.
 _MAY_PASS = frozenset({"disk_full", "internal"})
+# What every worker would say: it ends the session for this rank.
+_FOR_ALL = frozenset(
+    {
+        "session_superseded",
+        "rank_claimed",
+        "world_mismatch",
+        "state_mismatch",
+        "job_mismatch",
+        "spec_invalid",
+        "no_steps",
+        "unauthenticated",
+    }
+)
+# All other refusals may be one worker's: so long the lane that the trainer waits for has to go to another one.
+GRACE_S = 10.0
+# So long in all, where lanes go from one such worker to the next.
+_LONGEST_S = 30.0
 
 
 class Connections:
-    """See the module. changed: called when a batch or failure was noted. fail: called with what ends the session."""
+    """See the module.
+
+    changed: called when a batch or failure was noted. fail: called with what ends the session. lack: what the trainer lacks.
+    """
 
     def __init__(
         self,
@@ -37,8 +58,10 @@ class Connections:
         arrivals: Arrivals,
         changed: Callable[[], None],
         fail: Callable[[HeadraceError], None],
+        lack: Callable[[], Lack | None],
     ) -> None:
         self._links = links
+        self._lack = lack
         self._arrivals = arrivals
         self._changed = changed
         self._fail = fail
@@ -56,6 +79,10 @@ class Connections:
     def mend(self, now_s: float) -> float:
         """Make, renew and drop links as needed, send NEXT, free slabs; returns when to be called again at the latest."""
         due_s = now_s + 1.0
+        try:
+            self._links.fetch.check(now_s)
+        except PeerGone as error:
+            self._fetcher_ended(error, now_s)
         for key, peer in list(self._links.peers.items()):
             self._mend(peer, now_s)
             if peer.link is None and not peer.wanted:
@@ -108,7 +135,8 @@ class Connections:
             for message in self._links.fetch.receive():
                 peer = self._links.by_number(getattr(message, "link", 0))
                 if peer is None:
-                    continue  # of a link that was given up meanwhile
+                    self._forget(message)
+                    continue
                 if isinstance(message, protocol.Down):
                     self._links.down(peer, from_code(message.code, message.message, {}), now_s, tell=False)
                 elif isinstance(message, protocol.Forward):
@@ -117,13 +145,21 @@ class Connections:
                     except ProtocolMismatch as error:
                         self._links.down(peer, error, now_s)
         except (HeadraceError, OSError) as error:
-            for peer in list(self._links.peers.values()):
-                if isinstance(peer.link, RemoteLink):
-                    self._links.unlink(peer, f"the fetcher process ended: {error}", now_s)
-            try:
-                self._links.fetch.ended(str(error), now_s)
-            except TransportUnavailable as final:
-                self._fail(final)
+            self._fetcher_ended(error, now_s)
+
+    def _forget(self, message: protocol.FetchMessage) -> None:
+        """A message of a link that was given up meanwhile. A batch that it completed is not had here, so its slot is free."""
+        if isinstance(message, protocol.Forward) and isinstance(message.message, Ready):
+            self._links.fetch.drop(message.link, message.message.index)
+
+    def _fetcher_ended(self, error: Exception, now_s: float) -> None:
+        for peer in list(self._links.peers.values()):
+            if isinstance(peer.link, RemoteLink):
+                self._links.unlink(peer, f"the fetcher process ended: {error}", now_s)
+        try:
+            self._links.fetch.ended(str(error), now_s)
+        except TransportUnavailable as final:
+            self._fail(final)
 
     def _message(self, peer: Peer, message: Message, now_s: float) -> None:
         link = peer.link
@@ -157,7 +193,10 @@ class Connections:
             self._links.add_slab(link.slab)
             peer.shm_worked = True
             link.send_next(self._arrivals.next)
+        elif isinstance(link, RemoteLink):
+            peer.grpc_worked = True
         peer.welcomed = True
+        peer.refused_since_s = None
         peer.since_s = now_s
         rung = peer.rung
         log.info("worker_connected", worker=peer.worker, transport=rung and rung.name, reason=rung and rung.reason)
@@ -189,11 +228,26 @@ class Connections:
             raise ProtocolMismatch(f"{name} of an index beyond the window or the session", index=message.index)
 
     def _refused(self, peer: Peer, error: HeadraceError, now_s: float) -> None:
-        log.warning("worker_refuses", worker=peer.worker, error=str(error))
+        if str(error) != peer.last_error:  # it is asked again each second
+            log.warning("worker_refuses", worker=peer.worker, error=str(error))
         if isinstance(peer.link, LocalLink) and self._links.choice == "auto" and error.code in _SHM_ONLY:
             self._links.handshake_failed(peer, str(error), now_s)
         elif error.retriable or error.code in _MAY_PASS:
             self._links.down(peer, error, now_s)
-        else:
+        elif error.code in _FOR_ALL:
             self._links.unlink(peer, str(error), now_s)
             self._fail(error)
+        else:
+            peer.refused_since_s = peer.refused_since_s or now_s
+            self._links.down(peer, error, now_s)
+            if self._given_up(peer, now_s):
+                self._fail(error)
+
+    def _given_up(self, peer: Peer, now_s: float) -> bool:
+        """True if the trainer has waited too long for a lane that nobody takes from a worker that refuses us."""
+        lack = self._lack()
+        awaited = self._arrivals.awaited(lack.index) if lack else None
+        if lack is None or awaited is None or awaited.worker != peer.worker or peer.refused_since_s is None:
+            return False
+        here_s = now_s - max(lack.since_s, awaited.owner_since_s, peer.refused_since_s)
+        return here_s >= GRACE_S or now_s - lack.since_s >= _LONGEST_S

@@ -18,6 +18,14 @@ from headrace.telemetry.parent import PARENT_VARIABLE
 
 log = structlog.get_logger()
 
+# A process that was silent for so long is pinged, and must answer within so long; the first answer may take its start's time:
+# a cold installation is imported and a large slab populated.
+PING_AFTER_S = 1.0
+HUNG_S = 5.0
+START_S = 60.0
+# More than this between two checks is our own absence: this process may have been stopped together with the fetcher.
+_LONGEST_STEP_S = 2.0
+
 _MESSAGES_A_CALL = 64
 _STOP_S = 5.0
 
@@ -35,6 +43,9 @@ class FetchHost:
         self._process: subprocess.Popen[bytes] | None = None
         self._unsent: deque[bytes] = deque()
         self._buffer = bytearray(protocol.MAX_BYTES)
+        self._heard = self._answers = self._pinged = False
+        self._silent_s = 0.0
+        self._checked_s = 0.0
 
     @property
     def pid(self) -> int:
@@ -62,7 +73,11 @@ class FetchHost:
                 ours.close()
                 raise
         self.socket = ours
+        self._heard = self._answers = False
+        self._silent_s = self._checked_s = 0.0
         self.send(protocol.Config(self.slab.slots, self.slab.slot_bytes, next_index, have))
+        self.send(protocol.Ping())
+        self._pinged = True
         log.info("fetcher_start", pid=self._process.pid, slots=self.slab.slots, slot_bytes=self.slab.slot_bytes)
         return ours
 
@@ -99,7 +114,36 @@ class FetchHost:
                 raise PeerGone("the fetcher process ended")
             if flags & socket.MSG_TRUNC:
                 raise ProtocolMismatch("the fetcher process sent an oversize message")
+            self._heard = True
             yield protocol.decode(memoryview(self._buffer)[:size])
+
+    def check(self, now_s: float) -> None:
+        """Ping a silent process; to be called each second at least. Raises PeerGone once it has not answered for too long."""
+        if self.socket is None:
+            return
+        step_s = min(_LONGEST_STEP_S, now_s - self._checked_s) if self._checked_s else 0.0
+        self._checked_s = now_s
+        if self._heard:
+            self._heard = self._pinged = False
+            self._answers = True
+            self._silent_s = 0.0
+            return
+        self._silent_s += step_s
+        if not self._pinged and self._silent_s >= PING_AFTER_S:
+            self.send(protocol.Ping())
+            self._pinged = True
+            self._silent_s = 0.0
+        if self._pinged and self._silent_s >= (HUNG_S if self._answers else START_S):
+            raise PeerGone(f"the fetcher process {self.pid} did not answer for {self._silent_s:.1f} s")
+
+    def describe(self) -> str:
+        """What is wrong with the process for a person, or empty."""
+        if self.socket is None:
+            return "the fetcher process ended"
+        if self._pinged and self._silent_s > 0:
+            state = "has not answered for" if self._answers else "starts since"
+            return f"the fetcher process {self.pid} {state} {self._silent_s:.1f} s"
+        return ""
 
     def stop(self) -> int | None:
         """End the process, if there is one, and reap it; the slab stays. Returns its exit status (negative: a signal)."""
@@ -138,6 +182,11 @@ class RemoteLink:
     def slab(self) -> Slab:
         """Where its batches are."""
         return self.host.slab
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong on our side of the stream, or empty."""
+        return self.host.describe()
 
     def close(self) -> None:
         """End the stream."""

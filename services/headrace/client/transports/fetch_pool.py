@@ -70,6 +70,11 @@ class FetchPool:
         if self.host is not None:
             yield from self.host.receive()
 
+    def check(self, now_s: float) -> None:
+        """See FetchHost."""
+        if self.host is not None:
+            self.host.check(now_s)
+
     @property
     def wants_write(self) -> bool:
         """True while commands wait for room in the socket."""

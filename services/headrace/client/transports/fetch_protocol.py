@@ -8,9 +8,11 @@ The trainer sends
   DISCONNECT  ends link
   FORWARD     NEXT, for all links at once (link 0)
   DROP        u64 index: the batch last said READY by link is refused, its slot may be written again
+  PING        sent back at once
 The fetcher sends
   FORWARD     STARTED, READY, FAILED, WELCOME, REFUSE or DRAIN that came by link; READY once the bytes are there and checked
   DOWN        JSON code, message: link is over
+  PING        the answer
 
 A link's number is never used again, so a message about a link that was replaced meanwhile is known as such.
 """
@@ -27,7 +29,7 @@ from headrace.wire import messages
 from headrace.wire.messages import Hello, Message
 
 MAX_BYTES = messages.MAX_CONTROL_BYTES + 1024
-_CONFIG, _CONNECT, _DISCONNECT, _FORWARD, _DROP, _DOWN = range(1, 7)
+_CONFIG, _CONNECT, _DISCONNECT, _FORWARD, _DROP, _DOWN, _PING = range(1, 8)
 _HEAD = struct.Struct("<BI")
 _INDEX = struct.Struct("<Q")
 
@@ -84,24 +86,32 @@ class Down:
     message: str
 
 
-FetchMessage = Config | Connect | Disconnect | Forward | Drop | Down
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Are you there? Yes."""
+
+
+FetchMessage = Config | Connect | Disconnect | Forward | Drop | Down | Ping
 
 
 def encode(message: FetchMessage) -> bytes:
     """The datagram of a message."""
     match message:
         case Config():
-            return _HEAD.pack(_CONFIG, 0) + _json(asdict(message))
+            kind, link, rest = _CONFIG, 0, _json(asdict(message))
         case Connect(link, target, worker, hello):
-            return _HEAD.pack(_CONNECT, link) + _json({"target": target, "worker": worker, "hello": asdict(hello)})
+            kind, rest = _CONNECT, _json({"target": target, "worker": worker, "hello": asdict(hello)})
         case Disconnect(link):
-            return _HEAD.pack(_DISCONNECT, link)
+            kind, rest = _DISCONNECT, b""
         case Forward(link, inner):
-            return _HEAD.pack(_FORWARD, link) + messages.encode(inner)
+            kind, rest = _FORWARD, messages.encode(inner)
         case Drop(link, index):
-            return _HEAD.pack(_DROP, link) + _INDEX.pack(index)
+            kind, rest = _DROP, _INDEX.pack(index)
         case Down(link, code, text):
-            return _HEAD.pack(_DOWN, link) + _json({"code": code, "message": text})
+            kind, rest = _DOWN, _json({"code": code, "message": text})
+        case Ping():
+            kind, link, rest = _PING, 0, b""
+    return _HEAD.pack(kind, link) + rest
 
 
 def decode(data: bytes | memoryview) -> FetchMessage:
@@ -113,8 +123,8 @@ def decode(data: bytes | memoryview) -> FetchMessage:
         match kind:
             case 4:
                 return Forward(link, messages.decode(rest))
-            case 3 if not rest:
-                return Disconnect(link)
+            case 3 | 7 if not rest:
+                return Disconnect(link) if kind == _DISCONNECT else Ping()
             case 5:
                 return Drop(link, _INDEX.unpack(rest)[0])
             case 1:

@@ -29,6 +29,7 @@ from headrace.client.transports import waiting
 from headrace.client.transports.connections import Connections
 from headrace.client.transports.links import Identity, Links
 from headrace.client.transports.protocol import IntakeStatus, TakenSlot, TransportChoice
+from headrace.client.transports.troubles import Lack, troubles
 from headrace.core.arrivals import Arrival, Arrivals, Failure
 from headrace.core.errors import HeadraceError, ProtocolMismatch, WaitTimeout, from_code
 from headrace.core.job import LaneTable, Session
@@ -89,6 +90,7 @@ class ThreadIntake:
         self._transports: dict[str, tuple[str, str]] = {}
         self._failure: HeadraceError | None = None
         self._waiting: tuple[int, float] | None = None
+        self._lack: Lack | None = None
         self._table_known = False
         self._closing = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -100,7 +102,9 @@ class ThreadIntake:
         self._waited_s = time.monotonic()
         identity = Identity(session, rank, nonce, node, token)
         self._links = Links(identity, transport, self._arrivals, self._selector, self._set_failure)
-        self._connections = Connections(self._links, self._arrivals, self._changed.notify_all, self._set_failure)
+        self._connections = Connections(
+            self._links, self._arrivals, self._changed.notify_all, self._set_failure, lambda: self._lack
+        )
         self._thread = threading.Thread(target=self._run, name="headrace-intake", daemon=True)
         self._thread.start()
 
@@ -122,17 +126,22 @@ class ThreadIntake:
         """See Intake. deadline_s: longest wait in seconds; 0 asks only. An index may be taken again until it is released."""
         start_s = time.monotonic()
         with self._changed:
-            taken = self._find(index)
+            taken = self._find(index, told=deadline_s > 0)
             if taken is None:
                 self._connections.read_local(start_s)
-                taken = self._find(index)
+                taken = self._find(index, told=deadline_s > 0)
             if taken is not None:
+                self._lack = None
                 return taken
             if deadline_s <= 0:
                 raise self._timeout(index, deadline_s, start_s)
             try:
                 self._waiting = (index, start_s)
-                return self._wait(index, start_s, deadline_s)
+                if self._lack is None or self._lack.index != index:
+                    self._lack = Lack(index, start_s)
+                taken = self._wait(index, start_s, deadline_s)
+                self._lack = None
+                return taken
             finally:
                 self._waiting = None
                 self._waited_s = time.monotonic()
@@ -165,7 +174,15 @@ class ThreadIntake:
                 index, since_s = self._waiting
                 awaited = f"{self._describe(index, now_s)}; waiting since {now_s - since_s:.1f} s"
             self._note_transports()
-            return IntakeStatus(dict(self._transports), self._arrivals.refused, self._arrivals.remade, awaited)
+            peers, lack = list(self._links.peers.values()), self._lack
+            return IntakeStatus(
+                dict(self._transports),
+                self._arrivals.refused,
+                self._arrivals.remade,
+                awaited,
+                waiting.milestones(self._arrivals.awaited(lack.index), peers) if lack else {},
+                troubles(self._arrivals, peers, lack, now_s),
+            )
 
     def close(self) -> None:
         """See Intake."""
@@ -251,8 +268,8 @@ class ThreadIntake:
         self._failure = self._failure or error
         self._changed.notify_all()
 
-    def _find(self, index: int) -> TakenSlot | None:
-        """The batch if it is here, checked."""
+    def _find(self, index: int, told: bool = True) -> TakenSlot | None:
+        """The batch if it is here, checked. told: the trainer hears of a failure, which so is over; else it only asked."""
         if self._failure is not None:
             raise self._failure
         if index < self._arrivals.next:
@@ -262,6 +279,9 @@ class ThreadIntake:
             return self._taken[index]
         found = self._arrivals.get(index)
         if isinstance(found, Failure):
+            if told:
+                self._arrivals.try_again()
+                self._wake()
             raise from_code(found.code, found.message, {**found.ids, "index": index, "worker": found.worker})
         if found is None:
             return None

@@ -113,10 +113,13 @@ class Links:
         text = f"{peer.endpoint.socket}: {error.strerror or error}"
         peer.unlinked(text, now_s)
         patient = peer.failures < SHM_TRIES
-        if self.choice == "auto" and not (peer.shm_worked and patient):
-            peer.shm_failure = text
-            peer.retry_at_s = now_s
-        elif error.errno in _NEVER_THERE and not patient and not peer.shm_worked:
+        hopeless = error.errno in _NEVER_THERE and not peer.shm_worked
+        if self.choice == "auto":
+            # Where gRPC works shared memory is only looked at anew: one try, since the trainer may be waiting.
+            if hopeless or not patient or (peer.grpc_worked and not peer.shm_worked):
+                peer.shm_failure = text
+                peer.retry_at_s = now_s
+        elif hopeless and not patient:
             peer.shm_failure = text  # a demanded rung: the ladder refuses with this reason at the next try
 
     def handshake_failed(self, peer: Peer, reason: str, now_s: float) -> None:
@@ -153,8 +156,6 @@ class Links:
     def down(self, peer: Peer, error: Exception, now_s: float, tell: bool = True) -> None:
         """A link ended or is ended for a reason that may pass."""
         log.info("worker_disconnected", worker=peer.worker, transport=peer.rung and peer.rung.name, reason=str(error))
-        if isinstance(peer.link, RemoteLink):
-            peer.shm_failure = ""  # walk the ladder from its top again
         self.unlink(peer, str(error), now_s, tell=tell)
 
     def unlink(self, peer: Peer, reason: str, now_s: float, pause: bool = True, tell: bool = True) -> None:
@@ -170,8 +171,10 @@ class Links:
                 self.add_slab(link.slab)  # anew where it was mapped, but its WELCOME refused
                 link.slab.in_use = False
             link.close()
-        elif tell:
-            link.close()
+        else:
+            peer.shm_failure = ""  # walk the ladder from its top again
+            if tell:
+                link.close()
         peer.unlinked(reason, now_s, pause)
 
     def settled(self) -> bool:

@@ -56,11 +56,6 @@ class Peer:
         """True while batches may come from it."""
         return self.link is not None and self.welcomed
 
-    @property
-    def remote(self) -> bool:
-        """True while it is to be reached through the fetcher process."""
-        return self.rung is not None and self.rung.name == "grpc"
-
     def linked(self, link: LocalLink | RemoteLink, now_s: float) -> None:
         """A connection is being made."""
         self.link = link
@@ -84,5 +79,7 @@ class Peer:
             state = f"{'up' if self.welcomed else 'no WELCOME yet'} since {for_s}"
             if not self.welcomed and self.last_error:  # it tries again and again: why is in the last answer
                 state += f" (the try before: {self.last_error})"
+            if isinstance(self.link, RemoteLink) and self.link.trouble:
+                state += f" ({self.link.trouble})"
             return f"connection by {self.rung.name} {state}{', draining' if self.draining else ''}"
         return f"no connection since {for_s}" + (f" ({self.last_error})" if self.last_error else "")

@@ -34,15 +34,31 @@ class TakenSlot:
     taken_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class LaneTrouble:
+    """A lane that its owner does not serve to this rank; see the protocol. waited_s: 0 where the rank does not wait for it."""
+
+    lane: int
+    worker: str
+    token: int
+    waited_s: float
+    connected: bool
+    reason: str
+
+
 @dataclass(slots=True)
 class IntakeStatus:
     """For people and reports. transports: worker id -> (rung, reason). refused: batches refused for an old token. remade:
-    batches STARTED under one lease and delivered under another. awaited: who makes the next index and since when."""
+    batches STARTED under one lease and delivered under another. awaited: who makes the next index and since when.
+    milestones: of the awaited batch, as core.starvation.split_wait takes them: what is to come is infinite. troubles: what
+    the coordinator is to know of lanes."""
 
     transports: dict[str, tuple[str, str]] = field(default_factory=dict)
     refused: int = 0
     remade: int = 0
     awaited: str = ""
+    milestones: dict[str, float] = field(default_factory=dict)
+    troubles: tuple[LaneTrouble, ...] = ()
 
 
 class Intake(Protocol):

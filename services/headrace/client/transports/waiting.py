@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 from headrace.client.transports.peers import Peer
 from headrace.core.arrivals import Awaited
 from headrace.core.session_plan import Position
+
+
+def milestones(awaited: Awaited, peers: list[Peer]) -> dict[str, float]:
+    """What is known of a batch on its way, for core.starvation.split_wait: what has not happened yet is infinitely late.
+
+    A lane without an owner that we are connected to counts as not leased. From STARTED on all is `transfer`: how far its
+    worker is with it comes only with the batch.
+    """
+    links = [peer for peer in peers if peer.worker == awaited.worker]
+    if awaited.started_by:
+        return {"leased": awaited.owner_since_s, "started": awaited.started_since_s, "received": math.inf}
+    if links and links[-1].connected:
+        return {"leased": max(awaited.owner_since_s, links[-1].since_s), "started": math.inf}
+    return {"leased": math.inf}
 
 
 def describe(awaited: Awaited, position: Position | None, peers: list[Peer], table_known: bool, now_s: float) -> str:

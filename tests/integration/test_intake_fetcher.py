@@ -1,0 +1,114 @@
+"""The intake and its fetcher process: what is on the way when links end, and a process that hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+import psutil
+import pytest
+
+from headrace.client.transports import fetch_host
+from headrace.client.transports import fetch_protocol as protocol
+from headrace.client.transports.fetch_host import FetchHost
+from headrace.core.errors import PeerGone, WaitTimeout
+from headrace.wire.messages import Ready
+from tests.integration.intake_bench import Bench, eat, take_in_vain, until
+
+
+def _ready_lies_unread(pipe: socket.socket) -> bool:
+    """True once the next message is a READY; what comes before it is lost."""
+    try:
+        message = protocol.decode(pipe.recv(protocol.MAX_BYTES, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+    if isinstance(message, protocol.Forward) and isinstance(message.message, Ready):
+        return True
+    pipe.recv(protocol.MAX_BYTES)
+    return False
+
+
+def test_a_batch_that_was_complete_when_its_link_was_given_up_is_sent_again(bench: Bench) -> None:
+    worker = bench.worker()
+    worker.held = set(range(400))
+    intake = bench.intake("grpc")
+    intake.update(bench.tables.give(worker))
+    until(lambda: any(peer.connected for peer in intake._links.peers.values()), "connected")
+    with intake._lock:
+        host = intake._links.fetch.host
+        assert host is not None and host.socket is not None
+        pipe = host.socket
+        worker.held = set()
+        until(lambda: _ready_lies_unread(pipe), "a batch is complete, and the trainer has not read so")
+        (peer,) = intake._links.peers.values()
+        intake._links.down(peer, PeerGone("given up"), time.monotonic())
+    eat(intake, range(10))
+    assert len(worker.hellos) >= 2
+
+
+def test_a_fetcher_that_hangs_is_named_killed_and_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_host, "HUNG_S", 2.0)
+    worker = bench.worker()
+    intake = bench.intake("grpc")
+    intake.update(bench.tables.give(worker))
+    eat(intake, range(5))
+    (fetcher,) = psutil.Process().children()
+    os.kill(fetcher.pid, signal.SIGSTOP)
+    until(lambda: len(worker.made) >= 8, "the window is full")
+    waiter = take_in_vain(intake, 399, 30.0)
+    named = f"the fetcher process {fetcher.pid} has not answered for"
+    until(lambda: named in intake.status().awaited, "the wait says who hangs")
+    intake.fail(WaitTimeout("enough"))
+    waiter.join()
+    until(lambda: not psutil.pid_exists(fetcher.pid), "it is killed")
+
+
+def test_batches_go_on_after_a_fetcher_hung(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_host, "HUNG_S", 1.0)
+    worker = bench.worker()
+    intake = bench.intake("grpc")
+    intake.update(bench.tables.give(worker))
+    eat(intake, range(5))
+    (fetcher,) = psutil.Process().children()
+    os.kill(fetcher.pid, signal.SIGSTOP)
+    eat(intake, range(5, 30))
+    (after,) = psutil.Process().children()
+    assert after.pid != fetcher.pid and len(worker.hellos) == 2
+
+
+def test_a_fetcher_that_works_is_left_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HUNG_S", "PING_AFTER_S"):
+        monkeypatch.setattr(fetch_host, name, 0.3)
+    worker = bench.worker()
+    intake = bench.intake("grpc")
+    intake.update(bench.tables.give(worker))
+    eat(intake, range(5))
+    (fetcher,) = psutil.Process().children()
+    pings = [0]
+    send = FetchHost.send
+
+    def counted(host: FetchHost, message: protocol.FetchMessage) -> None:
+        pings[0] += isinstance(message, protocol.Ping)
+        send(host, message)
+
+    monkeypatch.setattr(FetchHost, "send", counted)
+    until(lambda: pings[0] >= 3, "it is pinged while nothing flows")
+    eat(intake, range(5, 20))
+    assert psutil.Process().children() == [fetcher]
+
+
+def test_a_pause_of_this_process_is_not_held_against_the_fetcher() -> None:
+    host = FetchHost(1, 1, 8192)
+    try:
+        host.start(0, ())
+        host._answers, host._pinged = True, True
+        for now_s in (10.0, 11.0, 500.0):
+            host.check(now_s)
+        with pytest.raises(PeerGone, match="did not answer for 5"):
+            for now_s in (501.0, 502.0, 503.0):
+                host.check(now_s)
+    finally:
+        host.close()
+        host.slab.close(2**64)
