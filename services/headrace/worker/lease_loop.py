@@ -23,7 +23,7 @@ from headrace.wire.messages import PROTOCOL
 from headrace.worker.engines.protocol import Engine
 from headrace.worker.producer import Producer
 from headrace.worker.stats import WorkerStats
-from headrace.worker.tools import Toolbox
+from headrace.worker.tools import Toolbox, tools_key
 from headrace.worker.work import Sessions, SessionWork
 
 log = structlog.get_logger()
@@ -188,8 +188,8 @@ class LeaseLoop:
         if changed:
             self._stats.lanes({key[0]: len(work.leases) for key, work in sorted(self._sessions.by_key.items())})
             self._producer.leases_changed()
-        in_use = {work.session.job.plan_hash for work in self._sessions.by_key.values()}
-        await self._toolbox.free_unused(in_use | self._producer.plans_in_flight())
+        in_use = {tools_key(work.session.job) for work in self._sessions.by_key.values()}
+        await self._toolbox.free_unused(in_use | {tools_key(job) for job in self._producer.jobs_in_flight()})
 
     async def _know(self, session: Session) -> None:
         """Take note of a session: begin to open it, or bring it up to date (its window may have grown)."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from headrace.core.errors import HeadraceError, Ids, SessionSuperseded, SessionUnknown, WorldMismatch, from_code
+from headrace.core.job import JobSpec
 from headrace.core.session_plan import Position
 from headrace.worker.budget import ByteBudget
 from headrace.worker.make_batch import Made, Order, Workshop, make_batch
@@ -130,9 +131,9 @@ class Producer:
         """True while a rank of that session is connected."""
         return any((port.job, port.attempt) == session for port in self._ports)
 
-    def plans_in_flight(self) -> set[str]:
-        """Plan hashes of the jobs whose batches are being made."""
-        return {work.session.job.plan_hash for work in self._tasks.values()}
+    def jobs_in_flight(self) -> list[JobSpec]:
+        """The jobs whose batches are being made."""
+        return [work.session.job for work in self._tasks.values()]
 
     def lagging(self, behind_s: float) -> list[tuple[str, int, float]]:
         """(job, lane, seconds) where a rank's very next batch has been wanted from here for longer, and is not begun.

@@ -26,23 +26,31 @@ class JobTools:
     source: Source
 
 
+ToolsKey = tuple[str, str]
+
+
+def tools_key(job: JobSpec) -> ToolsKey:
+    """What two jobs must have equal to share tools: the plan, and the address, since equal data sets may lie in two places."""
+    return job.plan_hash, job.dataset
+
+
 class Toolbox:
-    """Prepared engines and open sources by plan hash. Event loop thread."""
+    """Prepared engines and open sources by plan and address. Event loop thread."""
 
     def __init__(self, engine: Engine, open_source: OpenSource, linger_s: float = LINGER_S) -> None:
         self._engine = engine
         self._open_source = open_source
         self._linger_s = linger_s
-        self._tools: dict[str, JobTools] = {}
-        self._used_s: dict[str, float] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._tools: dict[ToolsKey, JobTools] = {}
+        self._used_s: dict[ToolsKey, float] = {}
+        self._opening: dict[ToolsKey, asyncio.Lock] = {}
 
     async def get(self, job: JobSpec) -> JobTools:
         """The job's tools, made on first use, once.
 
         Raises EngineUnsupported, ManifestMissing, ManifestInvalid, ShardMissing, SourceUnavailable, AccessDenied.
         """
-        key = job.plan_hash
+        key = tools_key(job)
         async with self._opening.setdefault(key, asyncio.Lock()):
             self._used_s[key] = time.monotonic()
             if key not in self._tools:
@@ -55,8 +63,8 @@ class Toolbox:
                 self._tools[key] = JobTools(engine, source)
             return self._tools[key]
 
-    async def free_unused(self, in_use: set[str]) -> None:
-        """Free the tools of jobs that were long not in use. in_use: plan hashes of known sessions and of batches in flight."""
+    async def free_unused(self, in_use: set[ToolsKey]) -> None:
+        """Free the tools of jobs that were long not in use. in_use: those of known sessions and of batches in flight."""
         now = time.monotonic()
         for key in in_use:
             self._used_s[key] = now
@@ -68,7 +76,7 @@ class Toolbox:
         for key in list(self._tools):
             await self._free(key)
 
-    async def _free(self, key: str) -> None:
+    async def _free(self, key: ToolsKey) -> None:
         tools = self._tools.pop(key)
         self._used_s.pop(key, None)
         self._opening.pop(key, None)

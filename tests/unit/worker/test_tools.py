@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from headrace.core.errors import ManifestMissing
 from headrace.core.job import JobSpec
 from headrace.core.pipeline_spec import PipelineSpec
-from headrace.worker.tools import Toolbox
+from headrace.worker.tools import Toolbox, tools_key
 
 
 class Thing:
@@ -31,6 +32,7 @@ class Shop:
     def __init__(self) -> None:
         self.engines: list[Thing] = []
         self.sources: list[AsyncThing] = []
+        self.opened: list[str] = []
         self.error: Exception | None = None
 
     def prepare(self, spec: PipelineSpec, seed: int) -> Thing:
@@ -42,6 +44,7 @@ class Shop:
         if self.error is not None:
             raise self.error
         self.sources.append(AsyncThing())
+        self.opened.append(address)
         return self.sources[-1]
 
 
@@ -63,6 +66,16 @@ async def test_many_that_ask_at_once_share_one() -> None:
     assert (shop.engines[0].closed, shop.sources[0].closed) == (1, 1)
 
 
+async def test_equal_data_sets_in_two_places_are_read_where_each_job_says() -> None:
+    shop = Shop()
+    tools = toolbox(shop, 60)
+    here, there = replace(job("a"), dataset="here"), replace(job("b"), dataset="there")
+    assert here.plan_hash == there.plan_hash
+    assert (await tools.get(here)).source is not (await tools.get(there)).source
+    assert shop.opened == ["here", "there"]
+    await tools.close()
+
+
 async def test_only_what_was_long_unused_is_freed() -> None:
     shop = Shop()
     tools = toolbox(shop, 0.05)
@@ -71,7 +84,7 @@ async def test_only_what_was_long_unused_is_freed() -> None:
     await tools.free_unused(set())
     assert [source.closed for source in shop.sources] == [0, 0]
     await asyncio.sleep(0.1)
-    await tools.free_unused({job(seed=2).plan_hash})
+    await tools.free_unused({tools_key(job(seed=2))})
     assert [source.closed for source in shop.sources] == [1, 0]
     await tools.get(job(seed=1))
     assert len(shop.sources) == 3
