@@ -161,7 +161,8 @@ def _decode_labels(message: batch_pb2.BatchMeta, count: int) -> NDArray[np.int64
 def _int64(data: bytes, name: str) -> NDArray[np.int64]:
     if len(data) % 8:
         raise ProtocolMismatch(f"batch meta's {name} has {len(data)} bytes, not whole int64")
-    return np.frombuffer(bytearray(data), _INT64).astype(np.int64, copy=False)
+    array = np.frombuffer(bytearray(data), _INT64)
+    return array if _INT64.isnative else array.astype(np.int64)
 
 
 def _uint8(data: bytes) -> NDArray[np.uint8]:
