@@ -34,7 +34,10 @@ class Arrived:
 
 
 class HandOver:
-    """The trainer's end of a session: arrivals in plan order, one at a time. For the trainer's thread alone."""
+    """The trainer's end of a session: arrivals in plan order, one at a time. For the trainer's thread alone.
+
+    dropped: samples that no rank got, in the epochs that this session went through.
+    """
 
     def __init__(self, link: Link, rank: int, progress: Progress) -> None:
         self._link = link
@@ -47,6 +50,9 @@ class HandOver:
         self._located: tuple[int, Position | None] = (-1, None)
         self.plan = SessionPlan(link.session)
         self.next_index = 0
+        self.dropped = 0
+        if self.plan.epoch > link.session.epoch:  # nothing was left for the session in the epoch that it was to go on with
+            self._epoch_ends(link.session.epoch)
 
     def position(self) -> Position | None:
         """Of the next batch to be handed over; None after the last."""
@@ -64,9 +70,10 @@ class HandOver:
         try:
             taken = self._link.intake.take(index, deadline_s)
         finally:
-            self._progress.wait_ends()
+            end_s = time.monotonic()
+            self._progress.wait_ends(end_s)
             # Also where it failed: if the trainer asks again, this time counts as waited for the same batch.
-            self._waits.append((start_s, time.monotonic()))
+            self._waits.append((start_s, end_s))
         return self._arrived(index, taken)
 
     def peek(self, index: int) -> Arrived | None:
@@ -86,7 +93,17 @@ class HandOver:
         images = len(taken.meta.status) - taken.meta.status.tobytes().count(PADDED)
         self._progress.handed_over(images, taken.transport, parts, bad)
         self.next_index = taken.index + 1
+        if taken.meta.step + 1 == self.plan.steps_in(taken.meta.epoch):
+            self._epoch_ends(taken.meta.epoch)
         return batch
+
+    def _epoch_ends(self, epoch: int) -> None:
+        from structlog import get_logger  # here, since it loads much that a script for a pipeline spec does not need
+
+        dropped = self.plan.dropped_in(epoch)
+        self.dropped += dropped
+        job = self._link.session.job.name
+        get_logger().debug("epoch_ends", job=job, rank=self._rank, epoch=epoch, samples_dropped=dropped)
 
     def release(self, next_index: int) -> None:
         """All slots below `next_index` go back."""

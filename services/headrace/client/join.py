@@ -12,6 +12,7 @@ from headrace.client.options import StreamOptions
 from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc, until
 from headrace.core.errors import HeadraceError, JobUnknown, RankClaimed, SessionSuperseded, StateMismatch, WaitTimeout
 from headrace.core.job import JobSpec, Session, StreamState
+from headrace.core.session_plan import SessionPlan
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.messages import PROTOCOL
@@ -97,7 +98,7 @@ class Joining:
         """A job that was trained before does not begin anew: whoever runs a script twice shall not wonder."""
         if self._options.rank != 0:
             return
-        if self._options.epochs and session.epoch >= self._options.epochs:
+        if SessionPlan(session).length == 0:
             note = "all epochs are done; raise epochs, or give the job another name to train from the start"
             log.warning("nothing_left", epochs=self._options.epochs, note=note, **self._ids())
         elif state is None and (session.epoch or session.first):

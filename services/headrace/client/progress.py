@@ -26,7 +26,11 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Totals of the session at one moment. bad: the first of those that no answered report has carried, at most 1000."""
+    """Totals of the session at one moment.
+
+    wait_s: of the batches handed over, the sum of its parts. waiting_s: spent so far on the batch that is not here yet.
+    bad: the first of those that no answered report has carried, at most 1000.
+    """
 
     consumed: int
     committed: int
@@ -34,6 +38,7 @@ class Snapshot:
     substituted: int
     wait_s: float
     wait_by_cause: dict[str, float]
+    waiting_s: float
     elapsed_s: float
     transports: frozenset[str]
     bad: tuple[Bad, ...]
@@ -57,6 +62,7 @@ class Progress:
         self._wait_by_cause = dict.fromkeys(CAUSES, 0.0)
         self._first_ask_s: float | None = None
         self._waiting_since_s: float | None = None
+        self._waited_in_vain_s = 0.0
         self._transports: set[str] = set()
         self._bad: deque[Bad] = deque()
 
@@ -66,9 +72,12 @@ class Progress:
             self._first_ask_s = now_s
         self._waiting_since_s = now_s
 
-    def wait_ends(self) -> None:
-        """The trainer is not blocked any more."""
-        self._waiting_since_s = None
+    def wait_ends(self, now_s: float) -> None:
+        """The trainer is not blocked any more; whether a batch came is for `handed_over` to say."""
+        with self._lock:
+            if self._waiting_since_s is not None:
+                self._waited_in_vain_s += now_s - self._waiting_since_s
+            self._waiting_since_s = None
 
     @property
     def waiting_since_s(self) -> float | None:
@@ -79,6 +88,7 @@ class Progress:
         """One more batch is the trainer's."""
         with self._lock:
             self._consumed += 1
+            self._waited_in_vain_s = 0.0
             self._images += images
             self._substituted += len(bad)
             self._transports.add(transport)
@@ -95,9 +105,11 @@ class Progress:
             return self._committed
 
     def snapshot(self) -> Snapshot:
-        """Totals now; `wait_s` is the sum of its parts, that is, of the waits that ended."""
+        """Totals now."""
         with self._lock:
-            elapsed_s = 0.0 if self._first_ask_s is None else time.monotonic() - self._first_ask_s
+            now_s = time.monotonic()
+            elapsed_s = 0.0 if self._first_ask_s is None else now_s - self._first_ask_s
+            running_s = 0.0 if self._waiting_since_s is None else max(0.0, now_s - self._waiting_since_s)
             bad = tuple(self._bad[i] for i in range(min(len(self._bad), MAX_BAD_PER_REPORT)))
             return Snapshot(
                 consumed=self._consumed,
@@ -106,6 +118,7 @@ class Progress:
                 substituted=self._substituted,
                 wait_s=math.fsum(self._wait_by_cause.values()),
                 wait_by_cause=dict(self._wait_by_cause),
+                waiting_s=self._waited_in_vain_s + running_s,
                 elapsed_s=elapsed_s,
                 transports=frozenset(self._transports),
                 bad=bad,

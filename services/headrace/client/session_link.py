@@ -20,7 +20,7 @@ import structlog
 from headrace.client.link import Identity
 from headrace.client.progress import Progress, Snapshot
 from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc
-from headrace.client.transports.protocol import Intake
+from headrace.client.transports.protocol import Intake, LaneTrouble
 from headrace.core.errors import (
     CoordinatorUnavailable,
     HeadraceError,
@@ -181,6 +181,7 @@ class SessionLink:
             self._recorded.notify_all()
 
     def _report_message(self, snapshot: Snapshot) -> pb.ReportProgressRequest:
+        status = self.intake.status()
         return pb.ReportProgressRequest(
             id=self._id,
             session=self._descriptor,
@@ -193,8 +194,10 @@ class SessionLink:
             bad_samples=[
                 pb.BadSample(epoch=bad.epoch, sample=bad.sample, key=bad.key, reason=bad.reason) for bad in snapshot.bad
             ],
-            batches_remade=self.intake.status().remade,
+            batches_remade=status.remade,
             node=self._node,
+            waiting_s=snapshot.waiting_s,
+            troubles=[_trouble_to_proto(trouble) for trouble in status.troubles],
         )
 
     def _leave(self) -> None:
@@ -282,3 +285,11 @@ class SessionLink:
         if self._lost_since_s is not None:
             log.warning("coordinator_back", after_s=round(time.monotonic() - self._lost_since_s, 1), **self._ids)
             self._lost_since_s = None
+
+
+def _trouble_to_proto(trouble: LaneTrouble) -> pb.LaneTrouble:
+    message = pb.LaneTrouble(
+        lane=trouble.lane, worker=trouble.worker, token=trouble.token, connected=trouble.connected, reason=trouble.reason
+    )
+    message.waited.FromMilliseconds(int(1000 * trouble.waited_s))
+    return message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,26 +17,31 @@ from headrace.client.options import StreamOptions, state_from_dict, state_to_dic
 from headrace.client.progress import Progress
 from headrace.core.errors import StateInvalid
 from headrace.core.job import JobSpec, Session, StreamState
+from headrace.core.starvation import split_wait
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
     """A rank's numbers since its session began.
 
-    images: handed over, without padding. elapsed_s: since the first batch was asked for. wait_s: blocked in next(), the sum
-    of wait_s_by_cause (core.starvation.CAUSES). transport: rung in use, `mixed` if several. transports: worker -> (rung,
-    why this one). remade: batches begun under one lease and delivered under another. refused: batches refused because a
-    newer lease was known. awaited: who makes the next batch and since when.
+    images: handed over, without padding. dropped: samples that no rank got, in the epochs that the session went through.
+    elapsed_s: since the first batch was asked for. wait_s: blocked in next(), the sum of wait_s_by_cause
+    (core.starvation.CAUSES); waiting_s of it for a batch that is not here yet, by what is known of it so far. transport:
+    rung in use, `mixed` if several. transports: worker -> (rung, why this one). remade: batches begun under one lease and
+    delivered under another. refused: batches refused because a newer lease was known. awaited: who makes the next batch
+    and since when.
     """
 
     batches: int
     committed: int
     images: int
     substituted: int
+    dropped: int
     elapsed_s: float
     images_per_s: float
     wait_s: float
     wait_s_by_cause: dict[str, float]
+    waiting_s: float
     transport: str
     transports: dict[str, tuple[str, str]]
     remade: int
@@ -215,15 +222,23 @@ class Stream:
         """Numbers so far; also after close()."""
         totals = self._progress.snapshot()
         status = self._link.intake.status() if self._link is not None else None
+        waits = totals.wait_by_cause
+        if totals.waiting_s:
+            now_s = time.monotonic()
+            known = status.milestones if status and status.milestones else {"received": now_s}
+            for cause, seconds in split_wait(now_s - totals.waiting_s, now_s, known).items():
+                waits[cause] += seconds
         return StreamStats(
             batches=totals.consumed,
             committed=totals.committed,
             images=totals.images,
             substituted=totals.substituted,
+            dropped=self._hand.dropped if self._hand is not None else 0,
             elapsed_s=totals.elapsed_s,
             images_per_s=totals.images / totals.elapsed_s if totals.elapsed_s > 0 else 0.0,
-            wait_s=totals.wait_s,
-            wait_s_by_cause=totals.wait_by_cause,
+            wait_s=math.fsum(waits.values()),
+            wait_s_by_cause=waits,
+            waiting_s=totals.waiting_s,
             transport=totals.transport,
             transports=dict(status.transports) if status else {},
             remade=status.remade if status else 0,

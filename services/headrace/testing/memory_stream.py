@@ -54,6 +54,7 @@ class MemoryIntake:
     released: int = 0
     closed: bool = False
     tables: list[LaneTable] = field(default_factory=list)
+    milestones: dict[str, float] = field(default_factory=dict)
     plan: SessionPlan = field(init=False)
     _slots: list[bytearray] = field(init=False)
     _ended: HeadraceError | None = field(default=None, init=False)
@@ -157,7 +158,7 @@ class MemoryIntake:
 
     def status(self) -> IntakeStatus:
         """As the protocol says."""
-        return IntakeStatus(transports={WORKER: ("shm", "made in this process")})
+        return IntakeStatus(transports={WORKER: ("shm", "made in this process")}, milestones=self.milestones)
 
     def close(self) -> None:
         """As the protocol says."""

@@ -95,8 +95,9 @@ def test_totals_and_transport() -> None:
     assert progress.snapshot().transport == "shm"
     progress.wait_begins(17.5)
     assert progress.waiting_since_s == 17.5
-    progress.wait_ends()
+    progress.wait_ends(18.0)
     assert progress.waiting_since_s is None
+    assert progress.snapshot().waiting_s == 0.5
     assert progress.commit() == 1
     progress.handed_over(3, "grpc", {"read": 0.25, "copy": 1.0}, [])
     totals = progress.snapshot()
@@ -111,7 +112,7 @@ def test_log_lines_stay_off_the_trainers_standard_output() -> None:
         "structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stdout))": ("hello", ""),
     }
     for setup, (out, err) in setups.items():
-        use = "headrace.connect('127.0.0.1:1').close(); structlog.get_logger().info('hello')"
+        use = "headrace.connect('127.0.0.1:1').close(); structlog.get_logger().warning('hello')"
         code = f"import sys, structlog, headrace; {setup or 'pass'}; {use}"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert (out in done.stdout, bool(done.stdout)) == (True, bool(out))

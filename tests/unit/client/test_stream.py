@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -11,14 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog import make_filtering_bound_logger as logging_at
+from structlog.testing import LogCapture
 
 import headrace
-from headrace.client.options import StreamOptions
+from headrace.client.options import StreamOptions, state_to_dict
 from headrace.core import errors
 from headrace.core.batch import BatchMeta
-from headrace.core.job import JobSpec, Shuffle
+from headrace.core.job import JobSpec, Shuffle, StreamState
 from headrace.core.pipeline_spec import CenterCrop, Output, PipelineSpec
 from headrace.core.starvation import CAUSES
 from headrace.testing.memory_stream import MemoryLink, memory_stream
@@ -313,15 +317,65 @@ def test_waits_are_explained_also_when_a_deadline_broke_them() -> None:
     for _ in range(2):
         with pytest.raises(errors.WaitTimeout, match="memory"):
             next(iter(made))
-    assert made.stats().wait_s == 0
+    stats = made.stats()
+    assert stats.waiting_s >= 0.1, "a batch that never comes is waited for, too"
+    assert stats.wait_s == pytest.approx(stats.waiting_s) == pytest.approx(sum(stats.wait_s_by_cause.values()))
     threading.Timer(0.02, link.intake.let, [None]).start()
     assert next(iter(made)).index == 0
     stats = made.stats()
     assert set(stats.wait_s_by_cause) == set(CAUSES)
     assert stats.wait_s == pytest.approx(sum(stats.wait_s_by_cause.values()))
     assert 0.1 <= stats.wait_s <= stats.elapsed_s
+    assert stats.waiting_s == 0
     assert stats.wait_s_by_cause["lane_wait"] >= 0.1
     made.close()
+
+
+def test_a_wait_counts_while_it_lasts_by_what_is_known_of_its_batch() -> None:
+    made, link = linked(epochs=1)
+    link.intake.let(0)
+    trainer = threading.Thread(target=lambda: next(iter(made)))
+    trainer.start()
+    before = made.stats()
+    while not (stats := made.stats()).waiting_s > before.waiting_s > 0:
+        before = stats
+        assert stats.wait_s == pytest.approx(sum(stats.wait_s_by_cause.values())) == pytest.approx(stats.waiting_s)
+    link.intake.milestones = {"leased": math.inf}
+    stats = made.stats()
+    assert stats.wait_s_by_cause["lane_wait"] == pytest.approx(stats.waiting_s) == pytest.approx(stats.wait_s)
+    link.intake.let(None)
+    trainer.join()
+    assert made.stats().waiting_s == 0
+    made.close()
+
+
+@pytest.mark.parametrize(("samples", "world", "dropped"), [(20, 1, [0, 0, 0]), (23, 1, [3, 6, 9]), (23, 2, [7, 14, 21])])
+def test_leftover_samples_are_counted_at_each_epochs_end(
+    samples: int, world: int, dropped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = LogCapture()
+    monkeypatch.setattr(structlog, "get_logger", lambda: structlog.wrap_logger(None, [lines], logging_at(0)))
+    with stream(job(samples), world=world, epochs=3) as made:
+        seen = []
+        for _ in made.epochs():
+            batches = iter(made)
+            next(batches)
+            assert made.stats().dropped == (seen[-1] if seen else 0), "not before the end"
+            list(batches)
+            seen.append(made.stats().dropped)
+    assert seen == dropped and made.stats().dropped == dropped[-1]
+    ends = [line for line in lines.entries if line["event"] == "epoch_ends"]
+    assert [(line["epoch"], line["samples_dropped"]) for line in ends] == [(epoch, dropped[0]) for epoch in range(3)]
+    assert {line["log_level"] for line in ends} == {"debug"}
+
+
+def test_what_a_session_finds_too_little_to_go_on_with_is_dropped() -> None:
+    with stream(job(20), world=2, epochs=2) as made:
+        made.load_state_dict(state_to_dict(job(20), StreamState(0, 4, 0, 1)))
+        made.join()
+        assert made.stats().dropped == 4
+        assert {batch.epoch for batch in made} == {1}
+        assert made.stats().dropped == 4 + 4
 
 
 def test_what_ends_the_session_is_raised_from_a_running_wait() -> None:
