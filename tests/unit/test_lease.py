@@ -106,3 +106,34 @@ def test_a_worker_that_took_over_an_id_keeps_it() -> None:
         beat(now, first, 2)
     assert beat(now, first, 200).endpoint.incarnation == "1"  # the other one is dead
     assert beat(now, second, 2).replaced == ("1",)
+
+
+pairs = st.frozensets(st.tuples(st.sampled_from("abcdefghij"), st.integers(0, 5)), max_size=20)
+
+
+@given(st.sampled_from([6, 12, 48]), weights, st.lists(st.sampled_from(["", *"abcdefghij"]), max_size=48), pairs)
+def test_nobody_gets_lanes_that_it_is_barred_from_while_another_is_not(
+    lanes: int, speed: dict[str, float], owners: list[str], barred: frozenset[tuple[str, int]]
+) -> None:
+    able = Fleet(speed, {}, barred=barred)
+    dealt = deal(dict(enumerate(owners[:lanes])), lanes, able, 6)
+    for lane, owner in dealt.items():
+        assert owner in speed
+        if (owner, lane % 6) in barred:
+            assert all((name, lane % 6) in barred for name in speed)
+    assert deal(dealt, lanes, able, 6) == dealt
+
+
+@given(weights, st.lists(st.sampled_from(["", *"abcdefghij"]), min_size=12, max_size=12), st.frozensets(st.sampled_from("xyz")))
+def test_silent_workers_keep_what_they_have_and_get_nothing(
+    speed: dict[str, float], owners: list[str], silent: frozenset[str]
+) -> None:
+    before = {i: "x" if i % 5 == 0 else owner for i, owner in enumerate(owners)}
+    after = deal(before, 12, Fleet(speed, {}, silent=silent))
+    for lane in range(12):
+        assert (after[lane] == "x") == (before[lane] == "x" and "x" in silent)
+        assert after[lane] in {"x", *speed}
+
+
+def test_lanes_that_nobody_can_take_stay_where_they_are() -> None:
+    assert deal({0: "a", 2: "b"}, 3, Fleet({}, {})) == {0: "a", 1: "", 2: "b"}

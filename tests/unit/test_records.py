@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core import records
 from headrace.core.job import Endpoint, JobSpec, StreamState
-from headrace.core.records import JobRecord, LaneRecord, RankRecord, SessionRecord, WorkerRecord
+from headrace.core.records import JobRecord, LaneRecord, LaneTrouble, RankRecord, SessionRecord, WorkerRecord
 
 number = st.integers(0, 2**53)
 text = st.text(max_size=8)
 state = st.builds(StreamState, number, number, number, number)
 pairs = st.lists(st.tuples(text, st.floats(0, 1e9)), max_size=3).map(tuple)
 ranks = st.builds(RankRecord, number, text, number, text, st.booleans(), st.none() | state, number, number, waits=pairs)
-sessions = st.builds(SessionRecord, number, number, number, number, number, state)
+troubles = st.lists(st.builds(LaneTrouble, number, text, number, st.floats(0, 1e9), st.booleans()), max_size=2).map(tuple)
+ranks = st.builds(replace, ranks, troubles=troubles)
+barred = st.lists(st.tuples(text, number, number), max_size=2).map(tuple)
+sessions = st.builds(SessionRecord, number, number, number, number, number, state, barred=barred)
 workers = st.builds(
     WorkerRecord,
     st.builds(Endpoint, text, text, text, text, text),
@@ -24,13 +30,14 @@ workers = st.builds(
     number,
     st.booleans(),
     number,
-    st.lists(st.tuples(text, st.lists(number).map(tuple)), max_size=2).map(tuple),
     st.lists(st.tuples(text, number, st.floats(0, 1e3)), max_size=2).map(tuple),
     st.lists(text).map(tuple),
+    st.lists(text).map(tuple),
 )
+lanes = st.builds(LaneRecord, text, text, number, number, number)
 
 
-@given(ranks, sessions, workers, st.builds(LaneRecord, text, text, number))
+@given(ranks, sessions, workers, lanes)
 def test_records_come_back_equal(rank: RankRecord, session: SessionRecord, worker: WorkerRecord, lane: LaneRecord) -> None:
     assert records.rank_from_bytes(records.encode(rank)) == rank
     assert records.session_from_bytes(records.encode(session)) == session
@@ -38,3 +45,24 @@ def test_records_come_back_equal(rank: RankRecord, session: SessionRecord, worke
     assert records.lane_from_bytes(records.encode(lane)) == lane
     job = JobRecord(JobSpec("job", "/data", 8), 5)
     assert records.job_from_bytes(records.encode(job)) == job
+
+
+@given(ranks, sessions, workers, lanes)
+def test_what_a_newer_version_adds_is_not_minded(
+    rank: RankRecord, session: SessionRecord, worker: WorkerRecord, lane: LaneRecord
+) -> None:
+    def more(record: RankRecord | SessionRecord | WorkerRecord | JobRecord) -> bytes:
+        return json.dumps({**json.loads(records.encode(record)), "news": 1}).encode()
+
+    assert records.rank_from_bytes(more(rank)) == rank
+    assert records.session_from_bytes(more(session)) == session
+    assert records.worker_from_bytes(more(worker)) == worker
+    assert records.lane_from_bytes(records.encode(lane)[:-1] + b",1]") == lane
+    job = JobRecord(JobSpec("job", "/data", 8), 5)
+    assert records.job_from_bytes(more(job)) == job
+
+
+def test_what_an_older_version_wrote_is_read() -> None:
+    assert records.lane_from_bytes(b'["a","a-1",5]') == LaneRecord("a", "a-1", 5)
+    old = {"attempt": 1, "nonce": "n", "alive_until_us": 5, "state": None, "waits": []}
+    assert records.rank_from_bytes(json.dumps(old).encode()) == RankRecord(1, "n", 5)

@@ -160,12 +160,48 @@ def test_automatic_attempts_wait_for_the_holder_and_then_begin_the_next() -> Non
     assert (caught.value.ids["job"], caught.value.ids["attempt"], caught.value.ids["newest"]) == ("job", 1, 2)
 
 
-def test_a_rank_that_left_can_be_claimed_at_once() -> None:
+@pytest.mark.parametrize("how", ["left", "silent"])
+def test_a_rank_that_left_does_not_end_the_attempt_of_those_that_go_on(how: str) -> None:
     world = World()
     world.open()
     world.form()
     world.do(Leave(1, 0, "n0", None))
+    for _ in range(3):  # longer than its claim would have lasted
+        world.wait(4)
+        world.report(1, 5)
+        with pytest.raises(RankClaimed, match="has left"):
+            world.join(0, nonce="second")
+    if how == "left":
+        world.do(Leave(1, 1, "n1", None))
+    else:
+        world.wait(6)
     assert world.join(0, nonce="second").attempt == 2
+
+
+def test_a_rank_whose_claim_lapsed_ends_the_attempt_although_others_go_on() -> None:
+    world = World()
+    world.open()
+    world.form()
+    world.wait(6)
+    world.report(1, 5)
+    assert world.join(0, nonce="second").attempt == 2
+
+
+def test_a_higher_attempt_does_not_wait_for_those_that_go_on() -> None:
+    world = World()
+    world.open()
+    world.form()
+    world.do(Leave(1, 0, "n0", None))
+    assert world.join(0, nonce="second", attempt=2).attempt == 2
+
+
+@pytest.mark.parametrize(("attempt", "remedy"), [(0, "its claim lapses"), (1, "within an attempt no rank is handed on")])
+def test_a_claimed_rank_is_told_what_would_help(attempt: int, remedy: str) -> None:
+    world = World()
+    world.open()
+    world.form()
+    with pytest.raises(RankClaimed, match=remedy):
+        world.join(0, nonce="second", attempt=attempt)
 
 
 def test_a_larger_world_waits_for_the_old_ranks_to_go() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,27 @@ from headrace.core.events import (
     Progress,
     RecordBad,
     Rules,
+    Tick,
 )
 from headrace.core.job import Endpoint
-from headrace.core.records import LaneRecord
-from tests.unit.session_world import NOW, World
+from headrace.core.records import LaneRecord, LaneTrouble
+from tests.unit.session_world import NOW, S, World
+
+
+def served(*names: str, size: int = 2) -> World:
+    """A session whose lanes these workers hold."""
+    world = World()
+    world.open(size)
+    for name in names:
+        world.add(name)
+    world.form(size)
+    world.tick()
+    return world
+
+
+def moves_of(world: World, blind: bool = False) -> list[LaneMoved]:
+    return [effect for effect in world.do(Tick(1000, blind=blind)) if isinstance(effect, LaneMoved)]
+
 
 # --- progress --------------------------------------------------------------------------------------------------------
 
@@ -98,7 +116,7 @@ def test_a_lost_session_is_rebuilt_from_whoever_knows_it(event: str) -> None:
         world.do(Observe(4, 1, "n1", session))
     else:
         world.do(Adopt("w", "w-1", 4, ((3, NOW),), session))
-        assert world.state.lanes[3] == LaneRecord("w", "w-1", NOW)
+        assert world.state.lanes[3] == LaneRecord("w", "w-1", NOW, NOW)
     assert world.state.session is not None
     assert world.state.job is not None
     assert world.state.session.session(world.state.job) == session
@@ -118,6 +136,16 @@ def test_a_store_that_only_knows_an_older_attempt_is_healed_and_a_newer_one_is_n
     world.state = after
     with pytest.raises(SessionSuperseded):
         world.report(0, 3, attempt=1, known=old)
+
+
+def test_a_session_that_could_not_be_is_refused() -> None:
+    world = World()
+    world.open()
+    session = world.form(attempt=4)
+    world.state = JobState("job")
+    with pytest.raises(StateInvalid, match="3 lanes"):
+        world.do(Observe(4, 1, "n1", replace(session, lanes=3)))
+    assert world.state.session is None
 
 
 def test_a_session_of_another_plan_does_not_heal() -> None:
@@ -226,39 +254,186 @@ def test_tokens_grow_although_the_clock_went_back() -> None:
     assert world.state.lanes[0].token == NOW + 51
 
 
-def test_a_draining_worker_keeps_what_it_finishes_and_gets_nothing_new() -> None:
-    world = World()
-    world.open()
-    world.add("a")
-    world.add("b")
-    world.form()
-    world.tick()
+@pytest.mark.parametrize(("change", "reason"), [({"draining": True}, "drained"), ({"unable": ("job",)}, "unable")])
+def test_a_worker_that_wants_no_lanes_loses_them_at_once_but_not_to_nobody(change: dict[str, object], reason: str) -> None:
+    world = served("a", "b")
     mine = [n for n, owner in enumerate(world.owners()) if owner == "a"]
-    world.add("a", draining=True, finishing=(("job", (mine[0],)),))
-    world.tick()
-    assert [n for n, owner in enumerate(world.owners()) if owner == "a"] == [mine[0]]
-    world.add("a", draining=True)
-    moves = [effect for effect in world.tick() if isinstance(effect, LaneMoved)]
-    assert [(move.lane, move.reason) for move in moves] == [(mine[0], "drained")]
+    world.add("a", **change)
+    assert [(move.lane, move.reason) for move in moves_of(world)] == [(lane, reason) for lane in mine]
+    assert set(world.owners()) == {"b"}
+    world.add("b", **change)
+    moves_of(world)
+    assert set(world.owners()) <= {"a", "b"}
+    assert moves_of(world) == []
 
 
-def test_a_lagging_lane_moves_once_and_then_rests() -> None:
-    world = World()
-    world.open()
-    world.add("a")
-    world.add("b")
-    world.form()
-    world.tick()
+def test_a_worker_unable_to_open_other_jobs_keeps_its_lanes() -> None:
+    world = served("a", "b")
+    world.add("a", unable=("other",))
+    assert moves_of(world) == []
+
+
+def test_a_lagging_lane_moves_once_and_then_rests_twice_as_long_each_time() -> None:
+    world = served("a", "b")
     lane = world.owners().index("a")
-    world.wait(1)
-    world.add("a", lagging=(("job", lane, 9.0),))
-    assert world.tick() == []  # leased a moment ago
+    waited = []
+    for _ in range(8):
+        owner = world.owners()[lane]
+        begun_us = world.now_us
+        while world.now_us < begun_us + 1000 * S:
+            world.wait(1)
+            for name in "ab":
+                world.add(name, lagging=(("job", lane, 9.0),) if name == owner else ())
+            world.report(0, 1)
+            if moves := moves_of(world):
+                assert [(move.lane, move.owner, move.reason) for move in moves] == [(lane, owner, "lagged")]
+                break
+        waited.append((world.now_us - begun_us) // S)
+    assert waited == [5, 10, 20, 40, 80, 160, 160, 160]
+
+
+@pytest.mark.parametrize(("behind_s", "moved"), [(4.9, 0), (5.0, 1)])
+def test_one_setting_says_when_a_lane_lags(behind_s: float, moved: int) -> None:
+    world = served("a", "b")
     world.wait(6)
-    world.add("a", lagging=(("job", lane, 9.0),))
+    world.add("a", lagging=(("job", world.owners().index("a"), behind_s),))
     world.add("b")
-    moves = [effect for effect in world.tick() if isinstance(effect, LaneMoved)]
-    assert [(move.lane, move.to, move.reason) for move in moves] == [(lane, "b", "lagged")]
+    assert len(moves_of(world)) == moved
+
+
+# --- what ranks complain of ------------------------------------------------------------------------------------------
+
+
+def complain(
+    world: World, rank: int, lane: int, worker: str, *, waited_s: float = 9.0, token: int = 0, connected: bool = False
+) -> None:
+    """A report of a rank that waits for a lane; its workers beat."""
+    for name in world.state.workers:
+        world.add(name)
+    trouble = LaneTrouble(lane, worker, token, waited_s, connected)
+    world.do(Progress(1, rank, f"n{rank}", None, 1, 0, elapsed_s=world.now_us / S - 1e9, troubles=(trouble,)))
+
+
+def test_lanes_leave_a_worker_that_their_rank_cannot_use_and_other_ranks_keep_it() -> None:
+    world = served("a", "b")
+    lane = next(n for n, owner in enumerate(world.owners()) if owner == "a" and n % 2 == 0)
+    before = world.owners()
+    world.wait(6)
+    complain(world, 0, lane, "a")
+    assert {(move.to, move.reason) for move in moves_of(world)} == {("b", "unreached")}
+    assert world.owners()[0::2] == ["b"] * 6
+    assert world.owners()[1::2] == before[1::2]
+    for _ in range(280):  # it stays so, though worker a has fewer lanes than its share
+        world.wait(1)
+        complain(world, 1, 1, world.owners()[1], waited_s=0.0)
+        assert moves_of(world) == []
+    world.add("c")
+    world.wait(60)
+    complain(world, 1, 1, world.owners()[1], waited_s=0.0)
+    assert moves_of(world)  # a barred worker gets another chance in the end
+
+
+@pytest.mark.parametrize(
+    "case",
+    [{"connected": True}, {"waited_s": 4.0}, {"worker": "b"}, {"early": True}, {"gone": True}],
+    ids=lambda case: next(iter(case)),
+)
+def test_troubles_that_say_nothing_of_the_owner_move_nothing(case: dict[str, Any]) -> None:
+    world = served("a", "b")
+    lane = world.owners().index("a")
+    world.wait(1 if case.pop("early", False) else 6)
+    gone = case.pop("gone", False)
+    complain(world, lane % 2, lane, **{"worker": "a", **case})
+    if gone:
+        world.wait(6)
+        world.add("a")
+        world.add("b")
+        world.report((lane + 1) % 2, 1)
+    assert moves_of(world) == []
+
+
+def test_a_rank_that_can_use_nobody_tries_them_in_turn_ever_more_slowly() -> None:
+    world = served("a", "b", size=1)
+    seen = []
+    for _ in range(200):
+        world.wait(1)
+        complain(world, 0, 0, world.owners()[0])
+        if moves := moves_of(world):
+            seen.append({move.to for move in moves if move.lane == 0})
+    assert 3 <= len(seen) <= 6
+    assert all(len(to) == 1 for to in seen)
+
+
+def test_a_restarted_worker_is_not_barred() -> None:
+    world = served("a", "b", size=1)
+    world.wait(6)
+    complain(world, 0, world.owners().index("a"), "a")
+    moves_of(world)
+    assert set(world.owners()) == {"b"}
+    world.add("a", endpoint=Endpoint("a", "a-2", "n0", "a:2", ""))
+    moves_of(world)
+    assert world.owners().count("a") == 6
+
+
+def test_a_lane_whose_token_the_store_lost_is_leased_above_what_its_rank_knows() -> None:
+    world = served("a")
+    token = world.state.lanes[3].token + 7
+    complain(world, 1, 3, "a", waited_s=0.0, token=token, connected=True)
+    world.tick()
+    assert (world.state.lanes[3].owner, world.state.lanes[3].token) == ("a", token + 1)
+    before = world.state
+    assert world.tick() == []  # the report is still there, and is answered
+    assert world.state is before
+    complain(world, 1, 3, "a", waited_s=0.0, token=world.now_us * 2, connected=True)  # no store issued that
     assert world.tick() == []
+
+
+# --- clocks and outages ----------------------------------------------------------------------------------------------
+
+
+def test_after_a_time_in_which_nothing_could_be_heard_silence_is_no_death() -> None:
+    world = served("a", "b")
+    before = world.state
+    world.wait(120)
+    assert world.do(Tick(1000, blind=True)) == []
+    world.add("a")
+    world.report(0, 1)
+    assert moves_of(world, blind=True) == []
+    assert world.state.lanes == before.lanes
+    world.add("b", endpoint=Endpoint("b", "b-2", "n0", "b:2", ""))  # it ended, and says so
+    assert {move.reason for move in moves_of(world, blind=True)} == {"lost"}
+    world.wait(2)
+    world.add("b", alive_until_us=0)
+    assert set(world.owners()) == {"a", "b"}
+    moves_of(world)
+    assert set(world.owners()) == {"a"}
+
+
+def test_a_clock_that_is_put_back_keeps_no_dead_rank_alive() -> None:
+    world = served("a")
+    world.wait(-3600)
+    world.tick()
+    world.add("a")
+    world.wait(4)
+    world.report(0, 1)
+    world.wait(2)
+    with pytest.raises(RankClaimed):
+        world.join(0, nonce="x")
+    assert world.join(1, nonce="x").attempt == 2
+
+
+def test_after_a_clock_was_put_back_lagging_lanes_move_but_not_with_every_tick() -> None:
+    world = served("a", "b")
+    world.wait(-3600)
+    lane = world.owners().index("a")
+    moved = []
+    for _ in range(9):
+        world.wait(0.5)
+        for name in "ab":
+            world.add(name, lagging=(("job", lane, 9.0),) if name == world.owners()[lane] else ())
+        world.report(0, 1)
+        moved += moves_of(world)
+    assert len(moved) == 1
 
 
 def test_where_all_lag_nothing_moves() -> None:
@@ -274,17 +449,19 @@ def test_where_all_lag_nothing_moves() -> None:
     assert world.tick() == []
 
 
-def test_without_workers_lanes_are_nobodys_and_keep_their_tokens() -> None:
-    world = World()
-    world.open()
-    world.add("a")
-    world.form()
-    world.tick()
+def test_without_workers_lanes_stay_with_their_owner_who_may_come_back() -> None:
+    world = served("a")
+    before = world.state.lanes
     world.wait(4)
     world.report(0, 1)
-    world.tick()
-    assert world.owners() == [""] * 12
-    assert {lane.token for lane in world.state.lanes.values()} == {NOW}
+    assert world.tick() == []
+    assert world.state.lanes is before
+    world.add("a")
+    assert world.tick() == []
+    world.wait(4)
+    world.add("b")
+    world.report(0, 1)
+    assert {(move.to, move.reason) for move in moves_of(world)} == {("b", "lost")}
 
 
 @pytest.mark.parametrize("how", ["silent", "left"])

@@ -9,10 +9,9 @@ from typing import Any, get_args
 
 from headrace.client.transports.protocol import TransportChoice
 from headrace.core.errors import ConfigInvalid, StateInvalid, WorldMismatch
-from headrace.core.job import JobSpec, StreamState
+from headrace.core.job import ATTEMPT_BOUND, MAX_WORLD, JobSpec, StreamState
 
 STATE_VERSION = 1
-MAX_WORLD = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,8 @@ class StreamOptions:
             attempt = int(value)
         except ValueError as error:
             raise ConfigInvalid(f"HEADRACE_ATTEMPT must be a whole number, not {value!r}", field="attempt") from error
-        if not 0 <= attempt < 2**63:
-            raise ConfigInvalid(f"attempt must be from 0 to 2^63-1, not {attempt}", field="attempt")
+        if not 0 <= attempt < ATTEMPT_BOUND:
+            raise ConfigInvalid(f"attempt must be from 0 to 2^53-1, not {attempt}", field="attempt")
         return attempt
 
 

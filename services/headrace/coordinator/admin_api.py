@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 from headrace.coordinator.board import Board
-from headrace.coordinator.instruments import Instruments, members_of
+from headrace.coordinator.instruments import Instruments, dropped, lanes_unowned, members_of, waited_s
 from headrace.coordinator.ledger import Ledger
 from headrace.core.errors import HeadraceError
 from headrace.core.events import JobState
@@ -25,7 +25,7 @@ class Health(BaseModel):
 
 
 class Rank(BaseModel):
-    """One rank of the newest attempt. Counts and seconds are totals of the session."""
+    """One rank of the newest attempt. Counts and seconds are totals of the session; wait_s counts the wait that goes on."""
 
     rank: int
     live: bool
@@ -36,6 +36,7 @@ class Rank(BaseModel):
     committed: int
     elapsed_s: float
     wait_s: float
+    waiting_s: float
     wait_s_by_cause: dict[str, float]
     recent_starvation_ratio: float
     batches_remade: int
@@ -72,7 +73,7 @@ class JobSummary(BaseModel):
 
 
 class JobView(JobSummary):
-    """A job in full."""
+    """A job in full. dropped_per_epoch: samples that no rank gets, by the tail; samples_dropped: in epochs that are over."""
 
     dataset: str
     manifest_hash: str
@@ -85,6 +86,8 @@ class JobView(JobSummary):
     window: int
     lanes_moved: int
     batches_remade: int
+    dropped_per_epoch: int
+    samples_dropped: int
     ranks: list[Rank]
     lane_owners: list[Lane]
     bad_samples: list[BadSampleView]
@@ -97,6 +100,7 @@ class WorkerView(BaseModel):
     worker: str
     live: bool
     draining: bool
+    unable_jobs: list[str]
     grpc: str
     node: str
     fingerprint: str
@@ -173,7 +177,7 @@ def _summary(board: Board, state: JobState) -> JobSummary:
         world=session.world if session else 0,
         ranks_live=sum(record.alive(board.now_us()) for record in members_of(state).values()),
         lanes=session.lanes if session else 0,
-        lanes_unowned=(session.lanes - sum(1 for lane in state.lanes.values() if lane.owner)) if session else 0,
+        lanes_unowned=lanes_unowned(state, board.now_us()),
         fingerprint=state.job.spec.fingerprint,
     )
 
@@ -195,6 +199,8 @@ async def _view(board: Board, ledger: Ledger, state: JobState) -> JobView:
         window=session.window if session else 0,
         lanes_moved=session.lanes_moved if session else 0,
         batches_remade=sum(record.remade for record in members.values()),
+        dropped_per_epoch=dropped(state)[0],
+        samples_dropped=dropped(state)[1],
         ranks=[_rank(board, state.name, rank, record) for rank, record in members.items()],
         lane_owners=[Lane(lane=n, worker=lane.owner, token=lane.token) for n, lane in sorted(state.lanes.items())],
         bad_samples=[BadSampleView(epoch=b.epoch, sample=b.sample, key=b.key, reason=b.reason) for b in bad],
@@ -218,8 +224,9 @@ def _rank(board: Board, job: str, rank: int, record: RankRecord) -> Rank:
         consumed=record.consumed,
         committed=record.committed,
         elapsed_s=record.elapsed_s,
-        wait_s=record.wait_s,
-        wait_s_by_cause=dict(record.waits),
+        wait_s=waited_s(record),
+        waiting_s=record.waiting_s,
+        wait_s_by_cause=board.recent.waits(job, rank, record),
         recent_starvation_ratio=board.recent.ratio(job, rank, record),
         batches_remade=record.remade,
     )
@@ -232,6 +239,7 @@ def _worker(board: Board, record: WorkerRecord) -> WorkerView:
         worker=name,
         live=record.alive(board.now_us()),
         draining=record.draining,
+        unable_jobs=list(record.unable),
         grpc=record.endpoint.grpc,
         node=record.endpoint.node,
         fingerprint=record.fingerprint,

@@ -51,7 +51,7 @@ async def run(settings: CoordinatorSettings) -> None:
         stack.push_async_callback(store.close)
         instruments = Instruments(CollectorRegistry())
         ledger = Ledger(store, settings.rules, instruments)
-        board = Board(ledger, settings.tick_s)
+        board = Board(ledger, settings.tick_s, settings.job_keep_days)
         instruments.registry.register(BoardCollector(board))
         manifests = Manifests(load_manifest, settings.manifest_cache_s)
         beats = HeartbeatRules(settings.heartbeat_s, settings.worker_ttl_s)

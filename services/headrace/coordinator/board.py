@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import structlog
 
 from headrace.coordinator.instruments import Recent, members_of
-from headrace.coordinator.ledger import Fleet, Ledger
+from headrace.coordinator.ledger import Fleet, Ledger, last_used_us
 from headrace.core.errors import HeadraceError, StoreUnavailable
 from headrace.core.events import JobState, Tick
 from headrace.core.job import LaneTable
@@ -33,14 +33,19 @@ _HINT_PAUSE_S = 1.0
 # A flood of hints must not become a flood of passes.
 _LEAST_PAUSE_S = 0.02
 _FORGET_WORKERS_US = 600_000_000
+_FORGET_PASSES = 100
+_DAY_US = 86_400_000_000
 
 
 class Board:
     """See the module. `run` must run; all else may be called at any time on the same loop."""
 
-    def __init__(self, ledger: Ledger, tick_s: float) -> None:
+    def __init__(self, ledger: Ledger, tick_s: float, job_keep_days: int = 90) -> None:
         self._ledger = ledger
         self._tick_s = tick_s
+        self._keep_us = job_keep_days * _DAY_US
+        self._looked_us = 0
+        self._blind_until_us = 0
         self._jobs: dict[str, JobState] = {}
         self._fleet = Fleet(0, {}, frozenset())
         self._wake = asyncio.Event()
@@ -103,14 +108,36 @@ class Board:
         """Make a pass now: over one job, or over all. Raises StoreUnavailable."""
         async with self._passing:
             self._fleet = await self._ledger.fleet()
+            self._look(self._fleet.now_us)
             names = self._due() if job is None else {job}
             gate = asyncio.Semaphore(_JOBS_AT_ONCE)
             results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
             _tell_failures(dict(zip(names, results, strict=True)))
             if job is None:
                 self._end_pass()
-                if self._passes % 100 == 0:
-                    await self._ledger.forget_workers(self._fleet, _FORGET_WORKERS_US)
+                if self._passes % _FORGET_PASSES == 0 and not self._blind:
+                    await self._forget()
+            self._looked_us = self.now_us()
+
+    def _look(self, now_us: int) -> None:
+        """After a time without looking (the store or we were away, or its clock was set) a worker's silence says nothing.
+
+        Counted from the end of one pass to the begin of the next: passes that take long must not leave us blind for ever.
+        """
+        ttl_us = self._ledger.rules.worker_ttl_us
+        if not -ttl_us <= now_us - self._looked_us <= self._tick_s * 1e6 + ttl_us / 4:
+            self._blind_until_us = now_us + ttl_us
+
+    @property
+    def _blind(self) -> bool:
+        return self._fleet.now_us < self._blind_until_us <= self._fleet.now_us + self._ledger.rules.worker_ttl_us
+
+    async def _forget(self) -> None:
+        await self._ledger.forget_workers(self._fleet, _FORGET_WORKERS_US)
+        before_us = self._fleet.now_us - self._keep_us
+        old = [name for name in self._fleet.jobs if name not in self._jobs or last_used_us(self._jobs[name]) < before_us]
+        results = await asyncio.gather(*(self._ledger.forget_job(name, self._keep_us) for name in old), return_exceptions=True)
+        _tell_failures(dict(zip(old, results, strict=True)))
 
     async def run(self) -> None:
         """Make passes for ever; a store that is away is waited for, and told once."""
@@ -163,7 +190,7 @@ class Board:
 
     async def _pass_over(self, name: str, gate: asyncio.Semaphore) -> None:
         async with gate:
-            outcome = await self._ledger.update(name, Tick(0), workers=self._fleet.workers)
+            outcome = await self._ledger.update(name, Tick(0, blind=self._blind), workers=self._fleet.workers)
         before, state = self._jobs.get(name), outcome.state
         if state.job is None and state.session is None:
             self._jobs.pop(name, None)
@@ -183,6 +210,7 @@ class Board:
         self.loaded = True
         for name in self._jobs.keys() - self._fleet.jobs:
             del self._jobs[name]
+            self._ledger.store.forget(f"job:{name}")
             self.bad_reasons.pop(name, None)
         self.recent.keep({(job.name, rank, r.nonce) for job in self._jobs.values() for rank, r in members_of(job).items()})
 

@@ -20,7 +20,7 @@ from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import ManifestFacts, Manifests
 from headrace.core.errors import HeadraceError, ManifestInvalid, RankClaimed, WorldMismatch
 from headrace.core.events import Adopt, JobState, Joined, Observe, Open
-from headrace.core.job import JobSpec
+from headrace.core.job import MAX_WORLD, JobSpec
 from headrace.core.join import superseded
 from headrace.core.records import JobRecord, SessionRecord, WorkerRecord
 from headrace.wire import convert, status
@@ -96,9 +96,9 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     async def _open(self, request: pb.OpenJobRequest) -> pb.OpenJobResponse:
         check_protocol(request.protocol, "the trainer")
         asked = convert.job_from_proto(request.job)
-        if not 1 <= request.world <= convert.MAX_WORLD:
+        if not 1 <= request.world <= MAX_WORLD:
             raise WorldMismatch(
-                f"world size must be from 1 to {convert.MAX_WORLD}, not {request.world}", job=asked.name, world=request.world
+                f"world size must be from 1 to {MAX_WORLD}, not {request.world}", job=asked.name, world=request.world
             )
         spec = _filled_in(asked, await self._manifests.get(asked.dataset))
         outcome = await self._ledger.update(spec.name, Open(spec, request.world))
@@ -252,7 +252,7 @@ def _check_watcher(state: JobState, event: Observe) -> None:
 
 def _standing(record: WorkerRecord) -> object:
     """What of a worker makes lanes move at once."""
-    return record.endpoint, record.fingerprint, record.ops, record.draining, record.finishing
+    return record.endpoint, record.fingerprint, record.ops, record.draining, record.unable
 
 
 def _same_table(one: pb.WatchSessionResponse, other: pb.WatchSessionResponse) -> bool:

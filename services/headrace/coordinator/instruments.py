@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from headrace.core.events import JobState
 from headrace.core.records import RankRecord
+from headrace.core.session_plan import SessionPlan
 from headrace.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -54,28 +56,73 @@ class Instruments:
 
 
 class Recent:
-    """Share of recent time that each rank waited, from the totals that it reports."""
+    """What each rank waited, from the totals that it reports: the wait that goes on now is part of all of it."""
 
     def __init__(self) -> None:
         self._points: dict[tuple[str, int, str], deque[tuple[float, float]]] = {}
+        self._waits: dict[tuple[str, int, str], dict[str, float]] = {}
 
     def note(self, job: str, rank: int, record: RankRecord) -> None:
         """Take a rank's newest totals."""
-        points = self._points.setdefault((job, rank, record.nonce), deque(maxlen=_RECENT_REPORTS))
+        key = job, rank, record.nonce
+        points = self._points.setdefault(key, deque(maxlen=_RECENT_REPORTS))
         if not points or record.elapsed_s > points[-1][0]:
-            points.append((record.elapsed_s, record.wait_s))
+            points.append((record.elapsed_s, waited_s(record)))
+            self._waits[key] = grown(self._waits.get(key, {}), waits_so_far(record))
 
     def ratio(self, job: str, rank: int, record: RankRecord) -> float:
         """0 is never, 1 is always."""
         points = self._points.get((job, rank, record.nonce))
         if not points or points[-1][0] <= points[0][0]:
-            return min(1.0, record.wait_s / record.elapsed_s) if record.elapsed_s else 0.0
+            return min(1.0, waited_s(record) / record.elapsed_s) if record.elapsed_s else 0.0
         return min(1.0, max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])))
+
+    def waits(self, job: str, rank: int, record: RankRecord) -> dict[str, float]:
+        """Seconds waited by cause; none of them ever goes back, and they add up to all that it waited."""
+        return self._waits.get((job, rank, record.nonce), {})
 
     def keep(self, live: set[tuple[str, int, str]]) -> None:
         """Forget all others."""
         for key in self._points.keys() - live:
-            del self._points[key]
+            del self._points[key], self._waits[key]
+
+
+def waited_s(record: RankRecord) -> float:
+    """Seconds waited, with those of the wait that goes on now."""
+    return record.wait_s + record.waiting_s
+
+
+def waits_so_far(record: RankRecord) -> dict[str, float]:
+    """The same by cause. Why a wait goes on is known for certain once its batch has come: until then, what it looks like."""
+    waits = dict(record.waits)
+    if record.waiting_s:
+        unreached = any(not trouble.connected for trouble in record.troubles)
+        cause = "worker_busy" if not unreached else "transfer" if any(t.worker for t in record.troubles) else "lane_wait"
+        waits[cause] = waits.get(cause, 0.0) + record.waiting_s
+    return waits
+
+
+def grown(before: Mapping[str, float], waits: Mapping[str, float]) -> dict[str, float]:
+    """Counters that add up to the same as `waits` and come as near to it as they can without going back."""
+    after = dict(before)
+    due = max(0.0, sum(waits.values()) - sum(before.values()))
+    short = {cause: seconds - before.get(cause, 0.0) for cause, seconds in waits.items() if seconds > before.get(cause, 0.0)}
+    for cause, seconds in short.items():
+        after[cause] = before.get(cause, 0.0) + seconds * min(1.0, due / sum(short.values()))
+    return after
+
+
+def dropped(job: JobState) -> tuple[int, int]:
+    """Samples that no rank gets in a whole epoch, and in all that the newest attempt is through with."""
+    if job.job is None or job.session is None or not job.session.formed:
+        return 0, 0
+    session = job.session.session(job.job)
+    plan, whole = SessionPlan(session), SessionPlan(replace(session, epoch=0, first=0, epochs=0)).dropped_in(0)
+    members = members_of(job)
+    at = plan.locate(0, min(members[rank].consumed if rank in members else 0 for rank in range(session.world)))
+    ended = (session.epochs if at is None else at.epoch) - session.epoch
+    # The session's first epoch may be the rest of one, too short for a step; from the second on all are whole.
+    return whole, sum(plan.dropped_in(session.epoch + i) for i in range(min(ended, 1))) + max(0, ended - 1) * whole
 
 
 class BoardCollector(Collector):
@@ -110,6 +157,7 @@ class BoardCollector(Collector):
             metrics.counter_family("headrace_batches_remade_total"),
         )
         bad = metrics.counter_family("headrace_bad_samples_total")
+        lost = metrics.counter_family("headrace_samples_dropped_total")
         for job in self._board.jobs():
             for reason, number in sorted(self._board.bad_reasons.get(job.name, Counter[str]()).items()):
                 bad.add_metric([job.name, reason], number)
@@ -120,9 +168,10 @@ class BoardCollector(Collector):
             ranks.add_metric([job.name], job.session.world)
             live.add_metric([job.name], sum(record.alive(self._board.now_us()) for record in members))
             lanes.add_metric([job.name], job.session.lanes)
-            unowned.add_metric([job.name], job.session.lanes - sum(1 for lane in job.lanes.values() if lane.owner))
+            unowned.add_metric([job.name], lanes_unowned(job, self._board.now_us()))
             remade.add_metric([job.name], sum(record.remade for record in members))
-        return attempt, ranks, live, lanes, unowned, remade, bad
+            lost.add_metric([job.name], dropped(job)[1])
+        return attempt, ranks, live, lanes, unowned, remade, bad, lost
 
     def _ranks(self) -> Iterable[Metric]:
         wait = metrics.counter_family("headrace_rank_wait_seconds_total")
@@ -134,7 +183,7 @@ class BoardCollector(Collector):
         for job in self._board.jobs():
             for rank, record in sorted(members_of(job).items()):
                 labels = [job.name, str(rank)]
-                for cause, seconds in record.waits:
+                for cause, seconds in self._board.recent.waits(job.name, rank, record).items():
                     wait.add_metric([*labels, cause], seconds)
                 elapsed.add_metric(labels, record.elapsed_s)
                 ratio.add_metric(labels, self._board.recent.ratio(job.name, rank, record))
@@ -143,6 +192,14 @@ class BoardCollector(Collector):
                 if record.transport:
                     transport.add_metric([*labels, record.transport], 1)
         return wait, elapsed, ratio, consumed, committed, transport
+
+
+def lanes_unowned(job: JobState, now_us: int) -> int:
+    """Lanes that no live worker holds."""
+    if job.session is None:
+        return 0
+    live = {worker.endpoint.incarnation for worker in job.workers.values() if worker.alive(now_us)}
+    return job.session.lanes - sum(1 for lane in job.lanes.values() if lane.incarnation in live)
 
 
 def members_of(job: JobState) -> dict[int, RankRecord]:

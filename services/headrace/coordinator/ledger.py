@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -35,8 +35,9 @@ from headrace.core.events import (
     Rules,
     Tick,
 )
+from headrace.core.join import slowest
 from headrace.core.lease import beat
-from headrace.core.records import WorkerRecord
+from headrace.core.records import WorkerRecord, not_from_the_future
 from headrace.core.session_state import NEEDS, apply
 from headrace.wire.slot_format import job_slot_bytes
 
@@ -96,6 +97,7 @@ class Ledger:
         self._indexed: set[str] = set()
         self._last_reports: dict[tuple[str, int], Loaded] = {}
         self._last_beats: dict[str, Stored] = {}
+        self._unreadable: dict[str, int] = {}
         self._clock_us = clock_us
         self._clock_offset_us = 0
         self.on_change: Callable[[str], None] = lambda _: None
@@ -122,7 +124,7 @@ class Ledger:
                 event = replace(event, slot_bytes=job_slot_bytes(state.job.spec))
             new, effects = apply(state, event, loaded.now_us, self.rules)
             writes, changed = _writes(state, new)
-            stamp = await self._commit(job, loaded, writes, changed) if writes else 0
+            stamp = await self._commit(job, loaded, writes, changed, _relied_on(state, new, event)) if writes else 0
             if stamp or not writes:
                 if isinstance(event, Progress) and not changed:
                     self._remember(loaded, writes, stamp, event.rank)
@@ -174,9 +176,11 @@ class Ledger:
         """The store's clock, as of the last load and carried on by ours."""
         return self._clock_us() + self._clock_offset_us
 
-    async def _commit(self, job: str, loaded: Loaded, writes: Mapping[Key, bytes | None], changed: bool) -> int:
-        main = job_table(job, "main")
-        guarded = [Key(main, "job"), Key(main, "session"), *writes]
+    async def _commit(
+        self, job: str, loaded: Loaded, writes: Mapping[Key, bytes | None], changed: bool, ranks: Iterable[int] = ()
+    ) -> int:
+        main, claims = job_table(job, "main"), job_table(job, "ranks")
+        guarded = [Key(main, "job"), Key(main, "session"), *writes, *(Key(claims, str(rank)) for rank in ranks)]
         expected = {key: _stamp(loaded, key) for key in guarded}
         return await self._timed(self.store.commit(expected, writes, job if changed else ""))
 
@@ -206,6 +210,24 @@ class Ledger:
             await self._timed(self.store.commit({}, {Key(JOBS, job): b"1"}))
         self._indexed.add(job)
 
+    async def forget_job(self, job: str, keep_us: int) -> bool:
+        """Remove a job that nobody used for so long, and all that was noted of it; True if it is gone."""
+        tables = {job_table(job, kind): None for kind in ("main", "lanes", "ranks", "bad")}
+        loaded = await self._load(tables)
+        state = _decode(job, loaded, {})
+        if last_used_us(state) + keep_us > loaded.now_us:
+            return False
+        keys = [Key(table, field) for table, found in loaded.tables.items() for field in found]
+        guarded = {key: _stamp(loaded, key) for key in keys if key.table.kind != "bad"}
+        for field in ("job", "session"):
+            guarded.setdefault(Key(job_table(job, "main"), field), 0)
+        if not await self._timed(self.store.commit(guarded, dict.fromkeys(keys), job)):
+            return False
+        # Should somebody open it again right now, it is named anew by the next call for it.
+        await self._timed(self.store.commit({}, {Key(JOBS, job): None}))
+        log.info("job_forgotten", job=job)
+        return True
+
     async def _record_bad(self, job: str, samples: Sequence[BadSample]) -> None:
         items = {f"{bad.epoch}:{bad.sample}": json.dumps([bad.key, bad.reason]).encode() for bad in samples}
         await self._timed(self.store.add_once(job_table(job, "bad"), items, MAX_BAD_SAMPLES))
@@ -226,10 +248,26 @@ class Ledger:
     async def fleet(self) -> Fleet:
         """All workers and the names of all jobs. What the index lost is put back by the next call for the job."""
         loaded = await self._load({WORKERS: None, JOBS: None})
-        workers = {name: records.worker_from_bytes(record.data) for name, record in loaded.tables[WORKERS].items()}
+        workers = dict[str, WorkerRecord]()
+        for name, record in loaded.tables[WORKERS].items():
+            if (worker := self._worker(name, record)) is not None:
+                workers[name] = not_from_the_future(worker, loaded.now_us, self.rules.worker_ttl_us)
+                if workers[name] is not worker:  # the store's clock was put back; a heartbeat that came since goes before
+                    key = Key(WORKERS, name)
+                    await self._timed(self.store.commit({key: record.stamp}, {key: records.encode(workers[name])}))
         jobs = frozenset(loaded.tables[JOBS])
         self._indexed &= jobs
         return Fleet(loaded.now_us, workers, jobs)
+
+    def _worker(self, name: str, record: Stored | None) -> WorkerRecord | None:
+        """A worker's record; None, told once, where another version wrote what this one cannot read."""
+        try:
+            return records.worker_from_bytes(record.data) if record else None
+        except (ValueError, TypeError, KeyError) as error:
+            if record and self._unreadable.get(name) != record.stamp:
+                self._unreadable[name] = record.stamp
+                log.warning("worker_record_unreadable", worker=name, error=repr(error))
+            return None
 
     async def heartbeat(self, new: WorkerRecord, ttl_us: int) -> tuple[WorkerRecord | None, WorkerRecord]:
         """Record a worker's sign of life; returns the record before and after. Raises StaleToken for a replaced process."""
@@ -241,7 +279,7 @@ class Ledger:
             if found is None:
                 loaded = await self._load({WORKERS: [name]})
                 found, now_us = loaded.tables[WORKERS].get(name), loaded.now_us
-            old = records.worker_from_bytes(found.data) if found else None
+            old = self._worker(name, found)
             record = beat(old, replace(new, alive_until_us=now_us + ttl_us), now_us)
             data = records.encode(record)
             if stamp := await self._timed(self.store.commit({key: found.stamp if found else 0}, {key: data})):
@@ -270,6 +308,11 @@ class Ledger:
             self._instruments.store_took(time.perf_counter() - begun)
 
 
+def last_used_us(state: JobState) -> int:
+    """When a job was opened or a rank of it was last heard of; 0 where nothing is recorded."""
+    return max([state.job.opened_us if state.job else 0, *(record.alive_until_us for record in state.ranks.values())])
+
+
 def _wanted(job: str, needs: frozenset[str], rank: int | None) -> dict[Table, Sequence[str] | None]:
     wanted: dict[Table, Sequence[str] | None] = {job_table(job, "main"): None}
     if "lanes" in needs:
@@ -279,6 +322,15 @@ def _wanted(job: str, needs: frozenset[str], rank: int | None) -> dict[Table, Se
     elif "rank" in needs:
         wanted[job_table(job, "ranks")] = [str(rank)]
     return wanted
+
+
+def _relied_on(old: JobState, new: JobState, event: Event) -> Iterable[int]:
+    """Ranks whose records decided what is written, beside the written ones: a commit that comes in between must not be lost."""
+    if new.session is None or (old.session is not None and old.session == new.session):
+        return ()
+    if old.session is not None and old.session.formed and isinstance(event, Join):
+        return (slowest(old),)  # the next attempt may begin from what all have committed
+    return new.ranks if new.session.formed and not (old.session and old.session.formed) else ()
 
 
 def _decode(job: str, loaded: Loaded, workers: Mapping[str, WorkerRecord]) -> JobState:

@@ -7,15 +7,16 @@ import re
 from headrace.core.batch import BAD_REASONS
 from headrace.core.errors import ProtocolMismatch, SpecInvalid
 from headrace.core.events import Adopt, BadSample, Join, Leave, Observe, Progress
-from headrace.core.job import NAME_PATTERN, Session
-from headrace.core.records import WorkerRecord
+from headrace.core.job import ATTEMPT_BOUND, NAME_PATTERN, Session
+from headrace.core.records import LaneTrouble, WorkerRecord
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.messages import check_protocol
 
 MAX_BAD_SAMPLES = 1000
 _MAX_TEXT = 256
-_MAX_CAUSES = 32
+_MAX_TROUBLES = 64
+_MAX_UNABLE = 1000
 _LARGEST = 2**53
 _TOKEN = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
@@ -24,7 +25,7 @@ def check_id(rank: pb.RankId) -> None:
     """Refuse names and numbers that could not be ours."""
     if not NAME_PATTERN.fullmatch(rank.job):
         raise SpecInvalid(f"{rank.job[:100]!r} is no job name", field="name")
-    if not _TOKEN.fullmatch(rank.nonce) or rank.attempt >= _LARGEST:
+    if not _TOKEN.fullmatch(rank.nonce) or rank.attempt >= ATTEMPT_BOUND:
         raise ProtocolMismatch(
             "a rank must send a nonce of 1 to 100 letters and digits, and an attempt below 2^53", job=rank.job, rank=rank.rank
         )
@@ -57,8 +58,10 @@ def observe_of(request: pb.WatchSessionRequest) -> Observe:
 def progress_of(request: pb.ReportProgressRequest) -> Progress:
     """A report."""
     check_id(request.id)
-    if len(request.bad_samples) > MAX_BAD_SAMPLES or len(request.wait_by_cause) > _MAX_CAUSES:
-        raise ProtocolMismatch(f"a report may carry {MAX_BAD_SAMPLES} bad samples and {_MAX_CAUSES} causes", job=request.id.job)
+    if len(request.bad_samples) > MAX_BAD_SAMPLES or max(len(request.wait_by_cause), len(request.troubles)) > _MAX_TROUBLES:
+        raise ProtocolMismatch(
+            f"a report may carry {MAX_BAD_SAMPLES} bad samples, {_MAX_TROUBLES} causes and troubles", job=request.id.job
+        )
     unknown = next((bad.reason for bad in request.bad_samples if bad.reason not in BAD_REASONS), None)
     if unknown is not None:
         raise ProtocolMismatch(f"unknown reason of a bad sample: {unknown[:100]!r}", job=request.id.job)
@@ -77,6 +80,11 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
         transport=request.transport[:_MAX_TEXT],
         remade=request.batches_remade,
         node=request.node[:_MAX_TEXT],
+        waiting_s=request.waiting_s if 0 <= request.waiting_s < _LARGEST else 0.0,
+        troubles=tuple(
+            LaneTrouble(item.lane, item.worker[:_MAX_TEXT], item.token, item.waited.ToMicroseconds() / 1e6, item.connected)
+            for item in request.troubles
+        ),
         bad=tuple(BadSample(bad.epoch, bad.sample, bad.key[:_MAX_TEXT], bad.reason) for bad in request.bad_samples),
     )
 
@@ -98,7 +106,6 @@ def worker_of(request: pb.HeartbeatRequest) -> WorkerRecord:
         raise ProtocolMismatch(
             "worker id and incarnation must be 1 to 100 of A-Z a-z 0-9 . _ -", worker=endpoint.worker[:_MAX_TEXT]
         )
-    finishing = tuple((leases.job, tuple(leases.lanes)) for leases in request.held if leases.lanes) if request.draining else ()
     lagging = ((item.job, item.lane, item.behind.ToMicroseconds() / 1e6) for item in request.lagging)
     return WorkerRecord(
         endpoint=endpoint,
@@ -108,8 +115,8 @@ def worker_of(request: pb.HeartbeatRequest) -> WorkerRecord:
         threads=request.threads,
         draining=request.draining,
         alive_until_us=0,
-        finishing=finishing,
         lagging=tuple(lagging),
+        unable=tuple(sorted(set(request.unable_jobs)))[:_MAX_UNABLE],
     )
 
 

@@ -51,7 +51,16 @@ class CoordinatorSettings(BaseSettings):
     session_idle_s: float = Field(
         60.0, ge=0, le=86400, description="Lanes are released when all ranks of a session have been silent for so long."
     )
-    lag_s: float = Field(2.0, gt=0, le=600, description="A lane whose batches are behind for so long goes to another worker.")
+    # A worker says so only of batches that it has not begun, so this need not be above any batch's own time.
+    lag_s: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="A lane goes to another worker when a rank has been waiting for so long for a batch that is not begun.",
+    )
+    job_keep_days: int = Field(
+        90, ge=1, le=36500, description="A job that nobody used for so long is forgotten, and with it where it stopped."
+    )
     max_rank_bytes: int = Field(
         1 << 30, ge=1, description="Bound on the memory of ready batches a rank, which bounds the window."
     )
@@ -76,6 +85,7 @@ class CoordinatorSettings(BaseSettings):
         """As the rules want it."""
         return Rules(
             rank_ttl_us=int(self.rank_ttl_s * 1e6),
+            worker_ttl_us=int(self.worker_ttl_s * 1e6),
             idle_us=int(self.session_idle_s * 1e6),
             lag_s=self.lag_s,
             max_rank_bytes=self.max_rank_bytes,

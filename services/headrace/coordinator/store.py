@@ -69,6 +69,10 @@ class Store(Protocol):
         """Hints of all replicas as they come; some may be lost. Raises StoreUnavailable when the connection ends."""
         ...
 
+    def forget(self, group: str) -> None:
+        """Let go of what this process remembers of a group that is no longer asked for."""
+        ...
+
     async def ping(self) -> None:
         """Return once the store answered and can be written to."""
         ...

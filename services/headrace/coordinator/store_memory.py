@@ -60,6 +60,9 @@ class MemoryStore:
         finally:
             self._listeners.discard(queue)
 
+    def forget(self, group: str) -> None:
+        """See Store."""
+
     async def ping(self) -> None:
         """See Store."""
 

@@ -96,6 +96,10 @@ class RedisStore:
                     if message is not None:
                         yield message["data"].decode()
 
+    def forget(self, group: str) -> None:
+        """See Store."""
+        self._cache = {table: cached for table, cached in self._cache.items() if table.group != group}
+
     async def ping(self) -> None:
         """See Store: writes one small key, since a replica or a full server answers PING and refuses writes."""
         await self._ask(self._client.set(f"{self._prefix}:ping", b"1", px=60_000))

@@ -11,17 +11,24 @@ from dataclasses import dataclass, field
 
 from headrace.core.errors import HeadraceError
 from headrace.core.job import JobSpec, Session, StreamState
-from headrace.core.records import JobRecord, LaneRecord, RankRecord, SessionRecord, WorkerRecord
+from headrace.core.records import JobRecord, LaneRecord, LaneTrouble, RankRecord, SessionRecord, WorkerRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Durations and bounds of the rules. slot_bytes of a job come with the events that need them."""
+    """Durations and bounds of the rules. slot_bytes of a job come with the events that need them.
+
+    lag_s: a lane that a rank has been waiting for so long without its next batch being begun goes to another worker.
+    lag_rest_us: not again before so long; twice as long after each time. barred_us: a worker that a rank could not use gets no
+    lanes of that rank for so long, while there are others.
+    """
 
     rank_ttl_us: int = 5_000_000
+    worker_ttl_us: int = 3_000_000
     idle_us: int = 60_000_000
-    lag_s: float = 2.0
+    lag_s: float = 5.0
     lag_rest_us: int = 5_000_000
+    barred_us: int = 300_000_000
     max_rank_bytes: int = 1 << 30
 
 
@@ -100,6 +107,8 @@ class Progress:
     remade: int = 0
     node: str = ""
     bad: tuple[BadSample, ...] = ()
+    waiting_s: float = 0.0
+    troubles: tuple[LaneTrouble, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +134,10 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed. blind: heartbeats could not be heard lately, so that silence says nothing of a worker."""
 
     slot_bytes: int
+    blind: bool = False
 
 
 Event = Open | Join | Observe | Progress | Leave | Adopt | Tick
@@ -168,7 +178,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class LaneMoved:
-    """A lane was taken from a worker. reason: lost, drained, lagged or rebalanced."""
+    """A lane was taken from a worker. reason: lost, drained, unable, unreached, lagged or rebalanced."""
 
     lane: int
     owner: str

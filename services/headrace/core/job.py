@@ -21,6 +21,9 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 ANY_FINGERPRINT = "any"
 MAX_ADDRESS_CHARS = 4096
+MAX_WORLD = 65536
+# Attempts lie below this: what Redis' scripts and JSON can count exactly.
+ATTEMPT_BOUND = 2**53
 
 
 @dataclass(frozen=True, slots=True)

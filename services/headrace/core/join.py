@@ -83,6 +83,12 @@ def _begins_attempt(state: JobState, event: Join, now_us: int) -> bool:
             _claimed(state, event, session.attempt)
     elif holder is not None and holder.alive(now_us):
         _claimed(state, event, session.attempt)
+    elif holder is not None and holder.left and anyone:
+        raise RankClaimed(
+            f"rank {event.rank} has left attempt {session.attempt} of job {state.name}, but others of its ranks still go on; "
+            "the next attempt begins when they have left too (or went silent), or join with a higher attempt",
+            job=state.name, rank=event.rank, attempt=session.attempt,
+        )  # fmt: skip
     return True
 
 
@@ -95,9 +101,11 @@ def superseded(job: str, attempt: int, newest: int, rank: int) -> SessionSuperse
 
 
 def _claimed(state: JobState, event: Join, attempt: int) -> NoReturn:
+    remedy = "stop it (its claim lapses seconds after its last sign of life), or join with a higher attempt"
+    if event.attempt and state.session is not None and state.session.formed:
+        remedy = "within an attempt no rank is handed on, so join with a higher attempt"
     raise RankClaimed(
-        f"another client holds rank {event.rank} in attempt {attempt} of job {state.name}; "
-        "stop it (its claim lapses seconds after its last sign of life), or join with a higher attempt",
+        f"another client holds rank {event.rank} in attempt {attempt} of job {state.name}; {remedy}",
         job=state.name, rank=event.rank, attempt=attempt,
     )  # fmt: skip
 
@@ -123,12 +131,20 @@ def committed_state(state: JobState) -> StreamState:
         return StreamState()
     if not session.formed:
         return session.fallback
-    least = min(
-        record.committed if (record := state.ranks.get(rank)) and record.attempt == session.attempt else 0
-        for rank in range(session.world)
-    )
+    least = _committed(state, slowest(state))
     plan = SessionPlan(session.session(state.job))
     return plan.state_at(least if plan.length is None else min(least, plan.length))
+
+
+def _committed(state: JobState, rank: int) -> int:
+    record = state.ranks.get(rank)
+    return record.committed if record and state.session and record.attempt == state.session.attempt else 0
+
+
+def slowest(state: JobState) -> int:
+    """A rank that committed least. While its record is unchanged, so is what all have committed: cursors only grow."""
+    assert state.session is not None
+    return min(range(state.session.world), key=lambda rank: _committed(state, rank))
 
 
 def _claim(state: JobState, session: SessionRecord, event: Join, now_us: int, rules: Rules) -> JobState:

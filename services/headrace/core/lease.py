@@ -19,6 +19,8 @@ from headrace.core.records import LaneRecord, WorkerRecord
 # Lanes are dealt anew only if some worker's lanes per speed exceed the best possible by this factor: measured speeds
 # wobble by some 10%, and one lane more or less must not count as a reason.
 REBALANCE_AT = 1.5
+# A token further ahead of the store's clock than this was never issued by us.
+TOKEN_AHEAD_US = 86_400_000_000
 # A worker that restarts under its id makes one entry; a process that keeps losing that fight is refused.
 _MAX_REPLACED = 8
 
@@ -27,14 +29,16 @@ _MAX_REPLACED = 8
 class Fleet:
     """The workers that may serve one job now, and what the assignment needs to know of them.
 
-    weights: speed of each that may take lanes. nodes: worker -> node. finishing: lanes whose draining owner still holds
-    them. lagging: (worker, lane) pairs that were behind for too long.
+    weights: speed of each that may take lanes. nodes: worker -> node. silent: workers that may live although nothing was heard
+    of them; they keep what they have. lagging: (worker, lane) pairs that were behind for too long. barred: (worker, group of
+    lanes) pairs whose rank could not use that worker.
     """
 
     weights: Mapping[str, float]
     nodes: Mapping[str, str]
-    finishing: frozenset[tuple[str, int]] = frozenset()
+    silent: frozenset[str] = frozenset()
     lagging: frozenset[tuple[str, int]] = frozenset()
+    barred: frozenset[tuple[str, int]] = frozenset()
 
 
 def beat(old: WorkerRecord | None, new: WorkerRecord, now_us: int) -> WorkerRecord:
@@ -68,17 +72,14 @@ def speeds(workers: Iterable[WorkerRecord]) -> dict[str, float]:
     return {w.endpoint.worker: w.samples_per_s if w.samples_per_s > 0 else max(1, w.threads) * per_thread for w in known}
 
 
-def fleet_for(job: JobSpec, workers: Mapping[str, WorkerRecord], now_us: int, lag_s: float) -> Fleet:
-    """The fleet that may serve a job: live, with its operations and fingerprint."""
-    live = {name: w for name, w in workers.items() if w.alive(now_us) and can_serve(w, job)}
-    finishing = {
-        (name, lane)
-        for name, w in live.items()
-        if w.draining
-        for named, lanes in w.finishing
-        if named == job.name
-        for lane in lanes
-    }
+def fleet_for(job: JobSpec, workers: Mapping[str, WorkerRecord], now_us: int, lag_s: float, *, blind: bool = False) -> Fleet:
+    """The fleet that may serve a job: live, with its operations and fingerprint; without those that say that they cannot.
+
+    blind: the silent ones count as silent, not as dead.
+    """
+    fit = {name: w for name, w in workers.items() if can_serve(w, job)}
+    live = {name: w for name, w in fit.items() if w.alive(now_us)}
+    silent = {name for name, w in fit.items() if blind and not w.draining} - live.keys()
     lagging = {
         (name, lane)
         for name, w in live.items()
@@ -86,7 +87,9 @@ def fleet_for(job: JobSpec, workers: Mapping[str, WorkerRecord], now_us: int, la
         if named == job.name and behind_s >= lag_s
     }
     ready = [w for w in live.values() if not w.draining]
-    return Fleet(speeds(ready), {name: w.endpoint.node for name, w in live.items()}, frozenset(finishing), frozenset(lagging))
+    able = [w for w in ready if job.name not in w.unable]
+    nodes = {name: w.endpoint.node for name, w in live.items()}
+    return Fleet(speeds(able or ready), nodes, frozenset(silent), frozenset(lagging))
 
 
 def choose_fingerprint(job: JobSpec, workers: Mapping[str, WorkerRecord], now_us: int) -> str:
@@ -129,22 +132,31 @@ def deal(
     owners: present valid owners (missing or empty: nobody). groups: lane l feeds the ranks of group l mod groups;
     group_nodes: group -> node of its rank, so that lanes go first to a worker beside the rank that they feed.
     """
-    kept = {
-        lane: owners.get(lane, "")
-        if owners.get(lane, "") in fleet.weights or (owners.get(lane, ""), lane) in fleet.finishing
-        else ""
-        for lane in range(lanes)
-    }
     if not fleet.weights:
-        return kept
+        return {lane: owners.get(lane, "") for lane in range(lanes)}
+    refused = _refused(fleet)
+    count = Counter(name for name, _ in refused)
+    weights = {name: weight for name, weight in fleet.weights.items() if count[name] < groups}
+    fleet = replace(fleet, weights=weights, barred=frozenset(refused))
+    stays = fleet.weights.keys() | fleet.silent
+    kept = {lane: owner if (owner := owners.get(lane, "")) in stays else "" for lane in range(lanes)}
+    kept = {lane: "" if (owner, lane % groups) in refused else owner for lane, owner in kept.items()}
     nodes = group_nodes or {}
     local = {(name, group) for group, node in nodes.items() for name in fleet.weights if fleet.nodes.get(name) == node}
     target = quotas(lanes, fleet.weights)
-    if _out_of_proportion(kept, lanes, fleet, target):
+    # Where somebody is barred from some groups, quotas may be out of reach: taking for their sake would never end.
+    if not refused and _out_of_proportion(kept, lanes, fleet, target):
         _take_surplus(kept, target, groups, local)
     _give_unowned(kept, fleet, target, groups, local)
-    _relieve_lagging(kept, fleet)
+    _relieve_lagging(kept, fleet, groups)
     return kept
+
+
+def _refused(fleet: Fleet) -> set[tuple[str, int]]:
+    """The barred pairs, but for groups that everybody is barred from."""
+    barred = {(name, group) for name, group in fleet.barred if name in fleet.weights}
+    count = Counter(group for _, group in barred)
+    return {(name, group) for name, group in barred if count[group] < len(fleet.weights)}
 
 
 def _held(kept: Mapping[int, str], fleet: Fleet) -> dict[str, int]:
@@ -207,12 +219,16 @@ def _give_unowned(
     heap = [load(name) for name in able if held[name] < target[name]]
     heapq.heapify(heap)
     empty = {name for name in able if not held[name]}
+    closed = {group for _, group in fleet.barred}
     free = sorted((lane for lane, owner in kept.items() if not owner), key=lambda lane: (lane % groups, lane))
     for i, lane in enumerate(free):
         near = [name for name in beside.get(lane % groups, ()) if held[name] < target[name]]
         while heap and (heap[0] != load(heap[0][1]) or held[heap[0][1]] >= target[heap[0][1]]):
             heapq.heappop(heap)
-        if len(empty) >= len(free) - i:
+        if lane % groups in closed:
+            fit = [[name for name in names if (name, lane % groups) not in fleet.barred] for names in (able, held)]
+            name = min(fit[0] or fit[1], key=load)
+        elif len(empty) >= len(free) - i:
             name = min(empty or able, key=load)  # the last lanes go to those who would have none
         elif near:
             name = min(near, key=load)
@@ -224,7 +240,7 @@ def _give_unowned(
         heapq.heappush(heap, load(name))
 
 
-def _relieve_lagging(kept: dict[int, str], fleet: Fleet) -> None:
+def _relieve_lagging(kept: dict[int, str], fleet: Fleet, groups: int) -> None:
     """Move one lagging lane of each lagging worker to the least loaded worker that keeps up."""
     behind = {name for name, _ in fleet.lagging}
     held = _held(kept, fleet)
@@ -235,7 +251,8 @@ def _relieve_lagging(kept: dict[int, str], fleet: Fleet) -> None:
     for owner, lane in sorted(fleet.lagging):
         if kept.get(lane) != owner or owner in relieved:
             continue
-        name = min(able, key=lambda name: ((held[name] + 1) / fleet.weights[name], name))
+        fit = [name for name in able if (name, lane % groups) not in fleet.barred]
+        name = min(fit or able, key=lambda name: ((held[name] + 1) / fleet.weights[name], name))
         kept[lane] = name
         held[name] += 1
         relieved.add(owner)

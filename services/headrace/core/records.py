@@ -6,9 +6,9 @@ Pure. Size is O(lanes + ranks + workers), never O(samples). Times are the store'
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.core.job import Endpoint, JobSpec, Session, StreamState
 
@@ -27,7 +27,8 @@ class SessionRecord:
 
     formed: all ranks have come; epoch, first count from then on. fallback: where it begins unless the ranks present a state;
     it is fixed when the attempt begins, so that a late commit of the attempt before cannot change it. lanes_moved: lanes
-    taken from a previous owner since the session formed.
+    taken from a previous owner since the session formed. barred: (incarnation, group of lanes, since) of workers that a rank
+    could not use: their lanes of that group went elsewhere, and others go first for a while.
     """
 
     attempt: int
@@ -40,6 +41,7 @@ class SessionRecord:
     epoch: int = 0
     first: int = 0
     lanes_moved: int = 0
+    barred: tuple[tuple[str, int, int], ...] = ()
 
     def session(self, job: JobRecord) -> Session:
         """As all parties know it; only meaningful once formed."""
@@ -48,16 +50,38 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaneRecord:
-    """A lane's lease: valid while `owner`'s worker record of the same incarnation is alive. token outlives the owner."""
+    """A lane's lease: valid while `owner`'s worker record of the same incarnation is alive. token outlives the owner.
+
+    leased_us: since when. relieved: how many times in a row it was taken from an owner that was too slow with it.
+    """
 
     owner: str = ""
     incarnation: str = ""
     token: int = 0
+    leased_us: int = 0
+    relieved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTrouble:
+    """A lane that a rank needs next and does not get. worker, token: its owner and newest token as the rank knows them.
+
+    connected: it has a working connection to that owner, so that waiting is no fault of the way between them.
+    """
+
+    lane: int
+    worker: str
+    token: int
+    waited_s: float
+    connected: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """A rank's claim and, once its session formed, its cursors and numbers (totals of the session)."""
+    """A rank's claim and, once its session formed, its cursors and numbers (totals of the session).
+
+    waiting_s: of the wait that goes on now, which wait_s does not count yet.
+    """
 
     attempt: int
     nonce: str
@@ -72,6 +96,8 @@ class RankRecord:
     elapsed_s: float = 0.0
     transport: str = ""
     remade: int = 0
+    waiting_s: float = 0.0
+    troubles: tuple[LaneTrouble, ...] = ()
 
     def alive(self, now_us: int) -> bool:
         """True while its client polls or reports."""
@@ -82,8 +108,8 @@ class RankRecord:
 class WorkerRecord:
     """What a worker stated of itself.
 
-    finishing: lanes by job that it still finishes while it drains. lagging: (job, lane, seconds behind). replaced: earlier
-    incarnations under this id, which are refused from then on.
+    lagging: (job, lane, seconds behind). unable: jobs that it cannot open. replaced: earlier incarnations under this id, which
+    are refused from then on.
     """
 
     endpoint: Endpoint
@@ -93,8 +119,8 @@ class WorkerRecord:
     threads: int
     draining: bool
     alive_until_us: int
-    finishing: tuple[tuple[str, tuple[int, ...]], ...] = ()
     lagging: tuple[tuple[str, int, float], ...] = ()
+    unable: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
 
     def alive(self, now_us: int) -> bool:
@@ -103,12 +129,18 @@ class WorkerRecord:
 
 
 Record = JobRecord | SessionRecord | LaneRecord | RankRecord | WorkerRecord
+Mortal = TypeVar("Mortal", RankRecord, WorkerRecord)
+
+
+def not_from_the_future(record: Mortal, now_us: int, ttl_us: int) -> Mortal:
+    """The record itself, or one that lives a ttl from now: a clock that was put back would keep the dead alive until then."""
+    return record if record.alive_until_us <= now_us + 2 * ttl_us else replace(record, alive_until_us=now_us + ttl_us)
 
 
 def encode(record: Record) -> bytes:
     """JSON of a record; the `*_from_bytes` functions read it back equal."""
     if isinstance(record, LaneRecord):
-        data: Any = [record.owner, record.incarnation, record.token]
+        data: Any = [record.owner, record.incarnation, record.token, record.leased_us, record.relieved]
     elif isinstance(record, JobRecord):
         data = {"spec": record.spec.to_dict(), "opened_us": record.opened_us}
     else:
@@ -121,6 +153,11 @@ def _fields(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
+def _known(record: type[Record], data: bytes) -> dict[str, Any]:
+    """The fields that this version knows: one that is newer may write more into the same store."""
+    return {name: value for name, value in json.loads(data).items() if name in record.__dataclass_fields__}
+
+
 def _state(data: Any) -> StreamState | None:
     return None if data is None else StreamState(**data)
 
@@ -129,38 +166,42 @@ def _state(data: Any) -> StreamState | None:
 @lru_cache(maxsize=256)
 def job_from_bytes(data: bytes) -> JobRecord:
     """Read a JobRecord."""
-    fields = json.loads(data)
+    fields = _known(JobRecord, data)
     return JobRecord(JobSpec.from_dict(fields["spec"]), fields["opened_us"])
 
 
 @lru_cache(maxsize=256)
 def session_from_bytes(data: bytes) -> SessionRecord:
     """Read a SessionRecord."""
-    fields = json.loads(data)
-    return SessionRecord(**{**fields, "fallback": StreamState(**fields["fallback"])})
+    fields = _known(SessionRecord, data)
+    fields["fallback"] = StreamState(**fields["fallback"])
+    fields["barred"] = tuple((incarnation, group, since_us) for incarnation, group, since_us in fields.get("barred", ()))
+    return SessionRecord(**fields)
 
 
 @lru_cache(maxsize=16384)
 def lane_from_bytes(data: bytes) -> LaneRecord:
     """Read a LaneRecord."""
-    return LaneRecord(*json.loads(data))
+    return LaneRecord(*json.loads(data)[: len(LaneRecord.__dataclass_fields__)])
 
 
 @lru_cache(maxsize=4096)
 def rank_from_bytes(data: bytes) -> RankRecord:
     """Read a RankRecord."""
-    fields = json.loads(data)
-    waits = tuple((cause, seconds) for cause, seconds in fields["waits"])
-    return RankRecord(**{**fields, "state": _state(fields["state"]), "waits": waits})
+    fields = _known(RankRecord, data)
+    fields["state"] = _state(fields["state"])
+    fields["waits"] = tuple((cause, seconds) for cause, seconds in fields["waits"])
+    fields["troubles"] = tuple(LaneTrouble(**trouble) for trouble in fields.get("troubles", ()))
+    return RankRecord(**fields)
 
 
 @lru_cache(maxsize=4096)
 def worker_from_bytes(data: bytes) -> WorkerRecord:
     """Read a WorkerRecord."""
-    fields = json.loads(data)
+    fields = _known(WorkerRecord, data)
     fields["endpoint"] = Endpoint(**fields["endpoint"])
     fields["ops"] = tuple(fields["ops"])
     fields["replaced"] = tuple(fields["replaced"])
-    fields["finishing"] = tuple((job, tuple(lanes)) for job, lanes in fields["finishing"])
     fields["lagging"] = tuple((job, lane, behind_s) for job, lane, behind_s in fields["lagging"])
+    fields["unable"] = tuple(fields.get("unable", ()))
     return WorkerRecord(**fields)

@@ -37,11 +37,10 @@ from headrace.core.events import (
 )
 from headrace.core.job import JobSpec, Session, StreamState
 from headrace.core.join import join, superseded
+from headrace.core.lease import TOKEN_AHEAD_US
 from headrace.core.records import JobRecord, LaneRecord, RankRecord, SessionRecord, WorkerRecord
+from headrace.core.session_plan import SessionPlan
 from headrace.core.tick import tick
-
-# A held token further ahead of the store's clock than this was never issued by us.
-_TOKEN_AHEAD_US = 86_400_000_000
 
 # Parts of JobState that an event reads beside job and session: its own rank, all ranks, lanes, workers.
 NEEDS: Mapping[type, frozenset[str]] = {
@@ -72,7 +71,7 @@ def apply(state: JobState, event: Event, now_us: int, rules: Rules) -> tuple[Job
         case Adopt():
             outcome = _adopt(state, event, now_us)
         case Tick():
-            outcome = tick(state, now_us, rules, event.slot_bytes)
+            outcome = tick(state, now_us, rules, event.slot_bytes, blind=event.blind)
     return outcome
 
 
@@ -147,6 +146,7 @@ def _heal(state: JobState, known: Session | None, attempt: int) -> tuple[JobStat
             f"job {state.name} is open with another plan than this session's; choose another job name",
             job=state.name, recorded=state.job.spec.plan_hash, given=known.job.plan_hash,
         )  # fmt: skip
+    SessionPlan(known)  # raises where its numbers are none of a session of this job
     job = state.job or JobRecord(known.job, 0)
     healed = SessionRecord(
         attempt,
@@ -209,14 +209,22 @@ def _progress(state: JobState, event: Progress, now_us: int, rules: Rules) -> tu
     old = record or RankRecord(event.attempt, event.nonce, 0)
     new = replace(
         old,
-        alive_until_us=max(old.alive_until_us, now_us + rules.rank_ttl_us),
+        alive_until_us=now_us + rules.rank_ttl_us,
         node=event.node or old.node,
         consumed=max(old.consumed, event.consumed),
         committed=max(old.committed, event.committed),
         remade=max(old.remade, event.remade),
     )
     if event.elapsed_s >= old.elapsed_s:  # a report that was overtaken must not turn numbers back
-        new = replace(new, wait_s=event.wait_s, waits=event.waits, elapsed_s=event.elapsed_s, transport=event.transport)
+        new = replace(
+            new,
+            wait_s=event.wait_s,
+            waits=event.waits,
+            waiting_s=event.waiting_s,
+            troubles=event.troubles,
+            elapsed_s=event.elapsed_s,
+            transport=event.transport,
+        )
     if event.bad:
         effects.append(RecordBad(event.bad))
     return replace(state, ranks={**state.ranks, event.rank: new}), effects
@@ -248,8 +256,8 @@ def _adopt(state: JobState, event: Adopt, now_us: int) -> tuple[JobState, Sequen
     lanes = dict(state.lanes)
     for number, token in event.tokens:
         known = lanes.get(number, LaneRecord())
-        if 0 <= number < session.lanes and known.token < token <= now_us + _TOKEN_AHEAD_US:
-            lanes[number] = LaneRecord(event.worker, event.incarnation, token)
+        if 0 <= number < session.lanes and known.token < token <= now_us + TOKEN_AHEAD_US:
+            lanes[number] = LaneRecord(event.worker, event.incarnation, token, now_us, known.relieved)
             effects.append(Note("lease_adopted", (("lane", number), ("worker", event.worker), ("token", token))))
     if lanes == state.lanes:
         return state, effects

@@ -11,15 +11,21 @@ from dataclasses import replace
 
 from headrace.core.events import Effect, JobState, LaneMoved, Note, Rules
 from headrace.core.join import form, pin, window
-from headrace.core.lease import Fleet, deal, fleet_for, next_token
-from headrace.core.records import LaneRecord, RankRecord, SessionRecord
+from headrace.core.lease import TOKEN_AHEAD_US, Fleet, deal, fleet_for, next_token
+from headrace.core.records import LaneRecord, RankRecord, SessionRecord, not_from_the_future
+
+# A lane that was taken from slow owners that many times in a row rests no longer than that.
+_MAX_RELIEVED = 5
+_MAX_BARRED = 64
 
 
-def tick(state: JobState, now_us: int, rules: Rules, slot_bytes: int) -> tuple[JobState, Sequence[Effect]]:
+def tick(
+    state: JobState, now_us: int, rules: Rules, slot_bytes: int, *, blind: bool = False
+) -> tuple[JobState, Sequence[Effect]]:
     """Pin the fingerprint, form a session whose last claimer's replica died, grow the window, move lanes."""
     if state.job is None or state.session is None:
         return state, ()
-    state, notes = pin(state, now_us)
+    state, notes = pin(_with_possible_times(state, now_us, rules), now_us)
     effects = list(notes)
     if state.session is None or state.job is None:
         return state, effects
@@ -33,14 +39,22 @@ def tick(state: JobState, now_us: int, rules: Rules, slot_bytes: int) -> tuple[J
     assert job is not None
     assert session is not None
     if not active(session, state.ranks, now_us, rules):
-        return _release(state, session), effects
-    fleet = fleet_for(job.spec, state.workers, now_us, rules.lag_s)
+        return (state if blind else _release(state)), effects
+    fleet = fleet_for(job.spec, state.workers, now_us, rules.lag_s, blind=blind)
     size = window(len(fleet.weights), session, slot_bytes, rules)
     if size > session.window:
         state = replace(state, session=replace(session, window=size))
         effects.append(Note("window_raised", (("attempt", session.attempt), ("window", size))))
-    state, moves = _move(state, _rested(fleet, state.lanes, now_us, rules), now_us)
-    return state, [*effects, *moves]
+    state, renewals = _renew(state, now_us)
+    state, fleet = _with_troubles(state, fleet, now_us, rules)
+    state, moves = _move(state, fleet, now_us)
+    return state, [*effects, *renewals, *moves]
+
+
+def _with_possible_times(state: JobState, now_us: int, rules: Rules) -> JobState:
+    """The store's clock was put back: nobody lives for longer than a ttl from now."""
+    ranks = {rank: not_from_the_future(record, now_us, rules.rank_ttl_us) for rank, record in state.ranks.items()}
+    return state if ranks == state.ranks else replace(state, ranks=ranks)
 
 
 def active(session: SessionRecord, ranks: Mapping[int, RankRecord], now_us: int, rules: Rules) -> bool:
@@ -51,37 +65,93 @@ def active(session: SessionRecord, ranks: Mapping[int, RankRecord], now_us: int,
     return any(not r.left and now_us < r.alive_until_us + rules.idle_us for r in members)
 
 
-def _release(state: JobState, session: SessionRecord) -> JobState:
+def _release(state: JobState) -> JobState:
     if not any(lane.owner for lane in state.lanes.values()):
         return state
     return replace(state, lanes={number: LaneRecord("", "", lane.token) for number, lane in state.lanes.items()})
 
 
-def _rested(fleet: Fleet, lanes: Mapping[int, LaneRecord], now_us: int, rules: Rules) -> Fleet:
-    """Leave out lags of lanes that changed hands a moment ago: a token is also the time at which it was issued."""
-    rested = {
-        (owner, lane) for owner, lane in fleet.lagging if now_us - lanes.get(lane, LaneRecord()).token >= rules.lag_rest_us
+# --- what ranks and workers complain of ------------------------------------------------------------------------------
+
+
+def _members(state: JobState) -> list[RankRecord]:
+    assert state.session is not None
+    return [r for rank, r in state.ranks.items() if r.attempt == state.session.attempt and rank < state.session.world]
+
+
+def _renew(state: JobState, now_us: int) -> tuple[JobState, Sequence[Effect]]:
+    """Lease anew what a rank knows a newer token of: the store lost that one, and the rank refuses what is older."""
+    lanes, notes = dict(state.lanes), list[Note]()
+    for trouble in (trouble for record in _members(state) for trouble in record.troubles):
+        lane = lanes.get(trouble.lane)
+        if lane is None or not lane.token < trouble.token <= now_us + TOKEN_AHEAD_US:
+            continue
+        lane = replace(lane, token=trouble.token)
+        lanes[trouble.lane] = replace(lane, token=next_token(lane, now_us)) if lane.owner else lane
+        ids = (("lane", trouble.lane), ("worker", lane.owner), ("token", lanes[trouble.lane].token), ("known", trouble.token))
+        notes.append(Note("lease_renewed", ids))
+    return (replace(state, lanes=lanes) if notes else state), notes
+
+
+def _with_troubles(state: JobState, fleet: Fleet, now_us: int, rules: Rules) -> tuple[JobState, Fleet]:
+    """Note whom ranks cannot use. Lanes that changed hands a moment ago are left alone: their rank has yet to connect."""
+    session = state.session
+    assert session is not None
+    groups = _groups(session)
+    unreached = {
+        (trouble.worker, trouble.lane)
+        for record in _members(state)
+        if record.alive(now_us)
+        for trouble in record.troubles
+        if not trouble.connected and trouble.waited_s >= rules.lag_s
     }
-    return replace(fleet, lagging=frozenset(rested))
+    lagging = {
+        (owner, number)
+        for owner, number in fleet.lagging | unreached
+        if (lane := state.lanes.get(number)) is not None and lane.owner == owner and _rested(lane, now_us, rules)
+    }
+    barred = {
+        (incarnation, group): since_us
+        for incarnation, group, since_us in session.barred
+        if now_us - rules.barred_us < since_us <= now_us
+    }
+    for _, number in sorted(lagging & unreached):
+        barred[state.lanes[number].incarnation, number % groups] = now_us
+    kept = tuple(sorted(((*pair, since_us) for pair, since_us in barred.items()), key=lambda entry: entry[2])[-_MAX_BARRED:])
+    if kept != session.barred:
+        state = replace(state, session=replace(session, barred=kept))
+    names = {worker.endpoint.incarnation: name for name, worker in state.workers.items()} if kept else {}
+    pairs = {(names[incarnation], group) for incarnation, group, _ in kept if incarnation in names}
+    return state, replace(fleet, lagging=frozenset(lagging), barred=frozenset(pairs))
+
+
+def _rested(lane: LaneRecord, now_us: int, rules: Rules) -> bool:
+    """False while its owner still has to be given time. A lease from the future says nothing: the clock was put back."""
+    return not 0 <= now_us - lane.leased_us < rules.lag_rest_us << lane.relieved
+
+
+# --- moves -----------------------------------------------------------------------------------------------------------
 
 
 def _move(state: JobState, fleet: Fleet, now_us: int) -> tuple[JobState, Sequence[Effect]]:
     session = state.session
     assert session is not None
-    owners = {number: lane.owner for number, lane in state.lanes.items() if _valid(state, lane, now_us)}
-    groups = math.gcd(session.world, session.lanes)
+    if not fleet.weights:
+        return state, ()  # nobody can take a lane: whoever had it may come back to it
+    owners = {number: lane.owner for number, lane in state.lanes.items() if _valid(state, fleet, lane, now_us)}
+    groups = _groups(session)
     dealt = deal(owners, session.lanes, fleet, groups, _group_nodes(state, session, groups))
     lanes, moves = dict(state.lanes), list[LaneMoved]()
     for number, owner in dealt.items():
         lane = lanes.get(number, LaneRecord())
-        if owner == owners.get(number, "") and (owner or not lane.owner):
+        if owner == owners.get(number, ""):
             continue
-        incarnation = state.workers[owner].endpoint.incarnation if owner else ""
-        # A lane that nobody takes keeps its token: the next owner's will be higher.
-        token = next_token(lane, now_us) if owner else lane.token
-        lanes[number] = LaneRecord(owner, incarnation, token)
+        reason = _reason(state, fleet, number, now_us)
+        relieved = min(lane.relieved + 1, _MAX_RELIEVED) if reason in ("lagged", "unreached") else 0
+        token = next_token(lane, now_us)
+        lanes[number] = LaneRecord(owner, state.workers[owner].endpoint.incarnation, token, now_us, relieved)
         if lane.owner:
-            moves.append(LaneMoved(number, lane.owner, owner, token, _reason(state, fleet, lane, number, now_us)))
+            moves.append(LaneMoved(number, lane.owner, owner, token, reason))
     if lanes == state.lanes:
         return state, ()
     state = replace(state, lanes=lanes)
@@ -90,17 +160,30 @@ def _move(state: JobState, fleet: Fleet, now_us: int) -> tuple[JobState, Sequenc
     return state, moves
 
 
-def _valid(state: JobState, lane: LaneRecord, now_us: int) -> bool:
+def _valid(state: JobState, fleet: Fleet, lane: LaneRecord, now_us: int) -> bool:
     worker = state.workers.get(lane.owner)
-    return worker is not None and worker.alive(now_us) and worker.endpoint.incarnation == lane.incarnation
+    if worker is None or worker.endpoint.incarnation != lane.incarnation:
+        return False
+    return worker.alive(now_us) or lane.owner in fleet.silent
 
 
-def _reason(state: JobState, fleet: Fleet, lane: LaneRecord, number: int, now_us: int) -> str:
-    if not _valid(state, lane, now_us):
+def _reason(state: JobState, fleet: Fleet, number: int, now_us: int) -> str:
+    assert state.session is not None
+    lane = state.lanes.get(number, LaneRecord())
+    if not _valid(state, fleet, lane, now_us):
         return "lost"
     if state.workers[lane.owner].draining:
         return "drained"
+    if lane.owner not in fleet.weights:
+        return "unable"
+    if (lane.owner, number % _groups(state.session)) in fleet.barred:
+        return "unreached"
     return "lagged" if (lane.owner, number) in fleet.lagging else "rebalanced"
+
+
+def _groups(session: SessionRecord) -> int:
+    """Lanes l and l + groups feed the same ranks."""
+    return math.gcd(session.world, session.lanes)
 
 
 def _group_nodes(state: JobState, session: SessionRecord, groups: int) -> dict[int, str]:

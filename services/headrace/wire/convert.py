@@ -11,12 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 from headrace.core.errors import ProtocolMismatch, SpecInvalid
-from headrace.core.job import Endpoint, JobSpec, LaneTable, Session, StreamState
+from headrace.core.job import ATTEMPT_BOUND, MAX_WORLD, Endpoint, JobSpec, LaneTable, Session, StreamState
 from headrace.core.pipeline_spec import shown
 from headrace.wire.gen import coordinator_service_pb2 as pb
 
 MAX_SPEC_CHARS = 1 << 20
-MAX_WORLD = 65536
 MAX_LANES = 6144
 
 _INTEGERS = ("batch_size", "seed", "samples", "max_key_bytes", "max_label_bytes", "label_width")
@@ -98,7 +97,7 @@ def session_to_proto(session: Session) -> pb.Session:
 def session_from_proto(message: pb.Session) -> Session:
     """Read a session. Raises SpecInvalid for its job, ProtocolMismatch for impossible numbers."""
     _check_world(message.world)
-    if message.attempt < 1 or message.window < 1 or not 1 <= message.lanes <= MAX_LANES:
+    if not 1 <= message.attempt < ATTEMPT_BOUND or message.window < 1 or not 1 <= message.lanes <= MAX_LANES:
         raise ProtocolMismatch(
             f"a session with attempt {message.attempt}, window {message.window}, {message.lanes} lanes is not one",
             job=message.job.name,
