@@ -147,5 +147,19 @@ def test_a_bug_is_not_mistaken_for_a_missing_extra(monkeypatch: pytest.MonkeyPat
     assert isinstance(result.exception, ModuleNotFoundError)
 
 
+@pytest.mark.parametrize("flag", ["--samples", "--batch-size", "--workers"])
+def test_a_demo_of_nothing_is_refused_at_once(flag: str) -> None:
+    result = CliRunner().invoke(main.cli, ["demo", flag, "0"])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flag}'" in result.output
+
+
+def test_a_demo_that_has_nowhere_to_write_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(main.cli, ["demo", "--out", str(tmp_path / "file" / "out")])
+    assert result.exit_code == 1
+    assert "choose another by --out" in result.stderr
+
+
 def test_the_demo_explains_every_cause_of_a_wait() -> None:
     assert tuple(demo.UNTIL) == CAUSES

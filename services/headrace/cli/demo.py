@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.core.epoch_plan import EpochPlan
+from headrace.core.errors import ConfigInvalid
 from headrace.core.job import JobSpec
 
 if TYPE_CHECKING:
@@ -48,9 +49,15 @@ AUDITED = {
 
 
 @click.command()
-@click.option("--samples", default=4000, show_default=True, help="Photos to cut the demo data set into.")
-@click.option("--batch-size", default=128, show_default=True, help="Samples of a batch.")
-@click.option("--workers", default=2, show_default=True, help="Workers to begin with.")
+@click.option(
+    "--samples",
+    default=4000,
+    show_default=True,
+    type=click.IntRange(8, 1_000_000),
+    help="Photos to cut the demo data set into.",
+)
+@click.option("--batch-size", default=128, show_default=True, type=click.IntRange(1, 4096), help="Samples of a batch.")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 64), help="Workers to begin with.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -72,6 +79,10 @@ def demo(samples: int, batch_size: int, workers: int, out: Path, report: Path | 
     console = Console()
     fleet = f"{workers} workers, {len(TRANSPORTS)} ranks, {EPOCHS} epochs"
     console.print(f"[bold]Headrace demo[/]: {samples} photos, batches of {batch_size}, {fleet}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigInvalid(f"{out} cannot be made: {error.strerror}; choose another by --out", path=str(out)) from error
     facts = run_demo(console, samples, batch_size, workers, out.resolve())
     if report is not None:
         report.write_text(json.dumps(facts, indent=2) + "\n")
@@ -208,9 +219,7 @@ def _print_result(console: Console, facts: dict[str, Any], killed: str, out: Pat
     console.print(
         f"Lanes moved to another worker: {facts['lanes_moved']}. Batches begun anew there: {facts['batches_remade']}."
     )
-    console.print(
-        f"{facts['images_per_second']:.0f} images/s over all ranks, from the first start to the last batch, the kill included."
-    )
+    console.print(f"{facts['images_per_second']:.0f} images/s over all ranks, start and kill included.")
     console.print(f"One augmented batch as a picture: {out / 'contact_sheet.png'}", soft_wrap=True)
 
 
