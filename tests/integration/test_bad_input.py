@@ -140,6 +140,25 @@ def test_a_shard_that_is_not_what_was_indexed(
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_a_shard_that_is_put_back_serves_the_same_stream(transport: str, fleet: Cluster, tmp_path: Path) -> None:
+    """The next `for` tries again, as Stream says, and goes on where the error came."""
+    _, bad, _ = write_shards(tmp_path / "set", 3, 20)
+    job = open_job(fleet, f"put-back-{transport}", indexed(tmp_path / "set"))
+    bad.rename(tmp_path / "kept")
+    seen = Seen()
+    with job.stream(epochs=1, transport=transport, wait_deadline_s=40) as stream:  # type: ignore[arg-type]
+        for _ in range(2):
+            with pytest.raises(errors.ShardMissing) as caught:
+                for batch in stream:
+                    seen.take(batch)
+            assert caught.value.batch == 20 // BATCH
+        (tmp_path / "kept").rename(bad)
+        for batch in stream:
+            seen.take(batch)
+    assert seen.ids == list(range(60))
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_a_shard_that_changes_while_the_job_runs(transport: str, fleet: Cluster, tmp_path: Path) -> None:
     """Also where its size stays, and after it was checked."""
     (shard,) = write_shards(tmp_path, 1, 400)

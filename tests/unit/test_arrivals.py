@@ -135,3 +135,43 @@ def test_the_window_grows_and_never_shrinks(arrivals: Arrivals) -> None:
     assert arrivals.table(["w1"] * LANES, [5] * LANES, 5, 0.0)
     assert not arrivals.table(["w1"] * LANES, [5] * LANES, 2, 0.0)
     assert arrivals.ready(batch(4)) is Verdict.ACCEPTED
+
+
+def test_what_failed_is_asked_for_once_more_after_it_was_told(arrivals: Arrivals) -> None:
+    arrivals.ready(batch(0))
+    assert arrivals.failed(1, failed(1)) is Verdict.ACCEPTED
+    assert not arrivals.must_restart(1, "w1")
+    arrivals.try_again()
+    assert arrivals.get(1) is None and arrivals.get(0) == batch(0)
+    assert arrivals.must_restart(1, "w1"), "on this connection its producer thinks that all is said"
+    arrivals.link_gone(1)
+    assert arrivals.hello(2) == (0, (0,))
+    assert arrivals.ready(batch(1, link=2)) is Verdict.ACCEPTED
+
+
+def test_a_lane_whose_lease_the_store_forgot_is_named_until_it_is_leased_anew(arrivals: Arrivals) -> None:
+    assert arrivals.rolled_back() == []
+    arrivals.table(["w2"] * LANES, [6] * LANES, 3, 1.0)
+    arrivals.table(["w1", "w2", "", "w2"], [5, 6, 0, 6], 3, 2.0)
+    assert arrivals.rolled_back() == [0, 2]
+    assert arrivals.owners == ["w2"] * LANES, "the older lease is not believed"
+    arrivals.table(["w1", "w2", "w1", "w2"], [7, 6, 8, 6], 3, 3.0)
+    assert arrivals.rolled_back() == []
+    assert arrivals.owner_since_s(0) == 3.0
+
+
+def test_a_token_that_only_a_producer_has_told_looks_forgotten_until_the_table_follows(arrivals: Arrivals) -> None:
+    arrivals.started(1, "w2", 1, 9, 1.0)
+    assert arrivals.rolled_back() == [1]
+    arrivals.table(["w1", "w2", "w1", "w1"], [5, 9, 5, 5], 3, 2.0)
+    assert arrivals.rolled_back() == []
+
+
+def test_missing_is_what_the_window_lacks(arrivals: Arrivals) -> None:
+    assert arrivals.missing() == [(0, 0), (1, 1), (2, 2)]
+    arrivals.ready(batch(1))
+    arrivals.started(1, "w1", 2, 5, 0.0)
+    arrivals.failed(1, failed(2))
+    assert arrivals.missing() == [(0, 0)]
+    arrivals.release(98)
+    assert arrivals.missing() == [(98, 2), (99, 3)], "nothing past the session's end"
