@@ -21,7 +21,7 @@ METHOD = "/headrace.v1.WorkerService/StreamBatches"
 # TCP connection, so that one worker's flow control is not another's.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.max_receive_message_length", 2 * messages.CHUNK_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),

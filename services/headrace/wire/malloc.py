@@ -1,4 +1,4 @@
-"""Tunes glibc's allocator for streams of 1 MiB messages; called once at process start, before threads.
+"""Tunes glibc's allocator for streams of messages of some MiB; called once at process start, before threads.
 
 By default glibc maps and unmaps large blocks, and each new mapping costs a page fault a page: more CPU than everything
 else on the gRPC path together (facts and numbers: docs/dataplane.md). Elsewhere than on glibc it does nothing.

@@ -1,4 +1,4 @@
-"""Serves ranks of other nodes: batches as 1 MiB chunks of raw bytes over `WorkerService/StreamBatches`.
+"""Serves ranks of other nodes: batches as 4 MiB chunks of raw bytes over `WorkerService/StreamBatches`.
 
 Messages are bytes (wire.messages) in both directions: protobuf would cost three more copies of every pixel. A batch is
 written by the engine into one of two staging slots of its rank and sent from there, so a slow or stalled rank holds its
