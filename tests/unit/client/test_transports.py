@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.client.transports import fetch_protocol as protocol
+from headrace.client.transports.fetch_host import FetchHost
 from headrace.client.transports.ladder import walk
 from headrace.client.transports.peers import BACKOFF_FIRST_S, BACKOFF_MOST_S, backoff_s
 from headrace.core.errors import ProtocolMismatch, TransportUnavailable
@@ -68,15 +71,29 @@ HELLO = messages.Hello(messages.PROTOCOL, "job", 3, 1, "nonce", 7, 4, (8, 9), "s
         protocol.Forward(1, messages.Failed(8, "batch_failed", "all bad", {"shard": "a"})),
         protocol.Drop(3, 8),
         protocol.Down(3, "peer_gone", "gone"),
+        protocol.Ping(),
     ],
 )
 def test_fetch_messages_come_back_equal(message: protocol.FetchMessage) -> None:
     assert protocol.decode(protocol.encode(message)) == message
 
 
-@given(st.one_of(st.binary(max_size=64), st.builds(lambda k, b: bytes([k]) + b, st.integers(0, 7), st.binary(max_size=64))))
+@given(st.one_of(st.binary(max_size=64), st.builds(lambda k, b: bytes([k]) + b, st.integers(0, 8), st.binary(max_size=64))))
 def test_garbage_is_a_protocol_mismatch(data: bytes) -> None:
     try:
         protocol.decode(data)
     except ProtocolMismatch:
         return
+
+
+def test_the_fetcher_runs_under_its_own_settings_of_glibc_and_keeps_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=3")
+    host = FetchHost(0, slots=2, slot_bytes=4096)
+    try:
+        host.start(0, ())
+        environment = Path(f"/proc/{host.pid}/environ").read_bytes().replace(b"\0", b":")  # glibc itself cuts it at colons
+        ours = b"GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=0x100000:glibc.malloc.tcache_count=3:"
+        assert ours in environment  # the user's comes last: of two that name one setting, glibc takes the last
+    finally:
+        host.close()
+        host.slab.close(0)
