@@ -207,7 +207,7 @@ def _print_result(console: Console, facts: dict[str, Any], killed: str, out: Pat
         seconds = (f"{rank['wait_s_by_cause'][cause]:.2f}" for rank in ranks)
         waits.add_row(cause.replace("_", " "), *seconds, UNTIL.get(cause, ""))
     waits.add_section()
-    waits.add_row("all", *(f"{rank['wait_s']:.2f}" for rank in ranks), "ranks that don't train wait all the time")
+    waits.add_row("all", *(f"{rank['wait_s']:.2f}" for rank in ranks), "these ranks don't train: they mostly wait")
     console.print(waits)
     audit = _table("Audit: ids read from the pixels", ["samples", "", "which"], text_columns={0, 2})
     for name, meaning in AUDITED.items():
