@@ -258,6 +258,25 @@ def test_a_script_that_is_run_again_is_told_why_nothing_comes(open_job: Callable
     assert "resumed" in [line["event"] for line in lines]
 
 
+def test_ranks_too_many_for_what_is_left_are_told_once_that_nothing_comes(
+    open_job: Callable[..., headrace.Job], pool: ThreadPoolExecutor
+) -> None:
+    job = open_job(world=4)
+    with job.stream(epochs=1) as stream:
+        for batch in stream:
+            if batch.step == SAMPLES // BATCH - 3:
+                stream.commit()
+
+    def train(rank: int) -> tuple[list[int], int]:
+        with job.stream(rank=rank, world=4, epochs=1) as stream:
+            return ids(stream), stream.stats().dropped
+
+    with capture_logs() as lines:
+        ranks = [result(future) for future in [pool.submit(train, rank) for rank in range(4)]]
+    assert ranks == [([], 2 * BATCH)] * 4
+    assert [line["event"] for line in lines].count("nothing_left") == 1
+
+
 def test_batches_flow_while_the_coordinators_are_down_and_reports_go_on_after(
     open_job: Callable[..., headrace.Job], fleet: Cluster
 ) -> None:

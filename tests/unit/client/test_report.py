@@ -1,0 +1,51 @@
+"""What a rank's report says of a wait that goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from headrace.client.link import Identity
+from headrace.client.progress import Progress
+from headrace.client.rpc import CoordinatorRpc
+from headrace.client.session_link import SessionLink
+from headrace.client.transports.protocol import IntakeStatus, LaneTrouble
+from headrace.core.epoch_plan import lane_count
+from headrace.core.job import JobSpec, Session
+from headrace.core.pipeline_spec import CenterCrop, PipelineSpec
+from headrace.testing.memory_stream import MemoryIntake
+
+
+@dataclass(slots=True)
+class TroubledIntake(MemoryIntake):
+    """One that misses a lane."""
+
+    def status(self) -> IntakeStatus:
+        return IntakeStatus(remade=3, troubles=(LaneTrouble(7, "w1", 2**60, 2.5, False, "connection refused"),))
+
+
+@pytest.fixture
+def link() -> Iterator[SessionLink]:
+    """A session of which no coordinator knows; never started."""
+    job = JobSpec("job", "/data", 4, PipelineSpec((CenterCrop((8, 8)),)), samples=40, manifest_hash="m")
+    session = Session(job, 1, 1, 0, 0, 1, 3, lane_count(job.samples, job.batch_size))
+    intake = TroubledIntake(session, 0, lambda ids, epoch: ids)
+    rpc = CoordinatorRpc("127.0.0.1:1")
+    yield SessionLink(rpc, session, Identity(0, "nonce", "node"), intake, Progress())
+    rpc.close()
+
+
+def test_a_report_carries_the_running_wait_and_the_lanes_in_trouble(link: SessionLink) -> None:
+    progress = link._progress
+    progress.handed_over(4, "shm", {"read": 0.5}, [])
+    progress.wait_begins(time.monotonic() - 4.0)
+    report = link._report_message(progress.snapshot())
+    assert 4.0 <= report.waiting_s < 60.0
+    assert report.wait_s == sum(part.seconds for part in report.wait_by_cause) == 0.5
+    (trouble,) = report.troubles
+    assert (trouble.lane, trouble.worker, trouble.token) == (7, "w1", 2**60)
+    assert (trouble.waited.ToMilliseconds(), trouble.connected, trouble.reason) == (2500, False, "connection refused")
+    assert report.batches_remade == 3
