@@ -34,7 +34,15 @@ FIRST_TTL_S = 3.0
 LAG_FLOOR_S = 1.0
 # A job that could not be opened is stated for so long, so that its lanes stay away until it is worth another try.
 UNABLE_S = 30.0
-_KEEPALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000), ("grpc.use_local_subchannel_pool", 1)]
+_CHANNEL = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A coordinator that is back must hear of us before it takes us for dead: gRPC itself would wait for up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,7 @@ class LeaseLoop:
         for address in list(self._addresses):
             channel = self._channels.get(address)
             if channel is None:
-                channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_KEEPALIVE)
+                channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_CHANNEL)
             stub = rpc.CoordinatorServiceStub(channel)  # type: ignore[no-untyped-call]
             try:
                 answer: pb.HeartbeatResponse = await stub.Heartbeat(request, timeout=min(1.0, self._ttl_s / 4))
@@ -177,8 +185,7 @@ class LeaseLoop:
             if work is not None and work.set_leases(dict(zip(leases.lanes, leases.tokens, strict=True))):
                 changed = True
                 log.info("leases", job=leases.job, attempt=leases.attempt, lanes=len(leases.lanes))
-        for key in [key for key in self._sessions.broken if key not in named]:
-            del self._sessions.broken[key]
+        self._sessions.forget_final({key for key in self._sessions.broken if key not in named})
         for key, work in list(self._sessions.by_key.items()):
             if key not in named:
                 changed = work.set_leases({}) or changed
@@ -225,5 +232,5 @@ class LeaseLoop:
         log.error("job_cannot_be_served", job=job, attempt=session.attempt, error=str(error))
         text = f"worker {worker} cannot serve job {job!r}: {error.message}"
         self._unable_until_s[job] = time.monotonic() + UNABLE_S
-        self._sessions.broken[session.key] = from_code(error.code, text, {**error.ids, "job": job, "worker": worker})
+        self._sessions.mark_broken(session.key, from_code(error.code, text, {**error.ids, "job": job, "worker": worker}))
         await asyncio.sleep(1.0)

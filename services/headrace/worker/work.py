@@ -20,6 +20,7 @@ from headrace.worker.sources.protocol import Source
 
 # Plans of the epochs at hand: the current one and the next, which runs ahead.
 _EPOCH_PLANS_KEPT = 4
+_BROKEN_KEPT = 1000
 _SAMPLES_AT_ONCE = 512
 _MOST_SAMPLES_AHEAD = 1 << 20
 
@@ -90,13 +91,26 @@ class Sessions:
 
     def __init__(self) -> None:
         self.by_key: dict[tuple[str, int], SessionWork] = {}
-        # Sessions that could not be opened here, and why.
+        # Sessions that could not be opened here, and why; kept while their lanes are elsewhere, for those who ask meanwhile.
         self.broken: dict[tuple[str, int], HeadraceError] = {}
         self._changed = asyncio.Condition()
 
     def newest_attempt(self, job: str) -> int:
         """Highest attempt known of a job; 0: none."""
         return max((attempt for name, attempt in self.by_key if name == job), default=0)
+
+    def mark_broken(self, key: tuple[str, int], error: HeadraceError) -> None:
+        """Note why a session could not be opened; `put` forgets it."""
+        self.broken.pop(key, None)
+        self.broken[key] = error
+        while len(self.broken) > _BROKEN_KEPT:
+            del self.broken[next(iter(self.broken))]
+
+    def forget_final(self, keys: set[tuple[str, int]]) -> None:
+        """Of sessions with no lane here, keep only reasons that say to wait: if lanes come back, the opening is judged anew."""
+        for key in keys:
+            if not self.broken[key].retriable:
+                del self.broken[key]
 
     async def put(self, work: SessionWork) -> None:
         """Add a session and wake those who wait for it."""
