@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -84,6 +85,17 @@ def _cold_and_warm(rate: float) -> tuple[float, float]:
     return statistics.median(cold) / 1e3, (time.thread_time_ns() - begun) / 1e6
 
 
+def _thread_cpu_s() -> dict[str, float]:
+    """CPU seconds of this process's threads: the trainer's own, ours by name, and all others, which are gRPC's."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    total: dict[str, float] = {}
+    for task in Path("/proc/self/task").iterdir():
+        name = names.get(int(task.name), "")
+        kind = {"MainThread": "trainer's thread"}.get(name, name if name.startswith("headrace-") else "gRPC's threads")
+        total[kind] = total.get(kind, 0.0) + int((task / "schedstat").read_text().split()[0]) / 1e9
+    return total
+
+
 def _rank(task: dict) -> None:  # type: ignore[type-arg]
     rate, seconds = task["rate"], task["seconds"]
     idle_cpu_s, idle = _pace(rate, seconds / 4, lambda: None)
@@ -93,7 +105,9 @@ def _rank(task: dict) -> None:  # type: ignore[type-arg]
         batches = (batch for _ in stream.epochs() for batch in stream)
         _pace(rate, WARM_S, lambda: next(batches))
         print("measuring", flush=True)
+        before = _thread_cpu_s()
         cpu_s, count = _pace(rate, seconds, lambda: next(batches))
+        threads = {name: used - before.get(name, 0.0) for name, used in _thread_cpu_s().items()}
         stats = stream.stats()
         cold_us, warm_us = _cold_and_warm(rate)
     print(
@@ -102,6 +116,7 @@ def _rank(task: dict) -> None:  # type: ignore[type-arg]
                 "cpu_s": cpu_s,
                 "idle_cpu_s": idle_cpu_s * count / idle,
                 "batches": count,
+                "threads": threads,
                 "cold_us": cold_us,
                 "warm_us": warm_us,
                 "transport": stats.transport,
@@ -144,6 +159,10 @@ def _round(cluster: Cluster, job: dict, rate: float, seconds: float, name: str) 
     row["client, control"] = sum(report["cpu_s"] - report["idle_cpu_s"] for report in reports) / seconds
     row["idle wake"] = statistics.mean(report["idle_cpu_s"] / report["batches"] for report in reports)
     row["cold"], row["warm"] = (statistics.mean(report[name] for report in reports) for name in ("cold_us", "warm_us"))
+    for report in reports:
+        for thread, used_s in report["threads"].items():
+            idle_s = report["idle_cpu_s"] if thread.startswith("trainer") else 0.0
+            row[f"- {thread}"] = row.get(f"- {thread}", 0.0) + (used_s - idle_s) / seconds
     row["load"] = os.getloadavg()[0]
     row["rate"] = sum(report["batches"] for report in reports) / seconds
     return row
@@ -193,9 +212,10 @@ def _page(rows: list[dict[str, float]], rate: float, seconds: float) -> str:
         "| part | % of one core, median | range |",
         "|---|---|---|",
     ]
+    threads = sorted((name for name in rows[0] if name.startswith("- ")), key=lambda name: -rows[0][name])
     lines += [
-        f"| {part} | {cells([row[part] for row in rows])} |"
-        for part in ("coordinator", "store", "client, control", "client, all", "worker")
+        f"| {part} | {cells([row.get(part, 0.0) for row in rows])} |"
+        for part in ("coordinator", "store", "client, control", *threads, "client, all", "worker")
     ]
     totals = [row["coordinator"] + row["store"] + row["client, control"] for row in rows]
     lines += [f"| **coordinator + store + client, control** | {cells(totals)} |", ""]
@@ -206,6 +226,7 @@ def _page(rows: list[dict[str, float]], rate: float, seconds: float) -> str:
     lines += [
         f"Target: under 3 % of one core for the last row: {verdict}.",
         "",
+        "Rows that begin with `-` are parts of the one before them, by thread, over both ranks.",
         "`client, all` is both trainer processes with their pacing loops; `client, control` leaves out what those loops cost",
         "without a stream. The worker reads, schedules, writes slots and publishes; it is not part of the target. A percentage",
         "of a core depends on the core.",
