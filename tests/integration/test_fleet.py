@@ -6,9 +6,11 @@ in the trainer's process. Every other run must give the same, and its audit, by 
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +164,43 @@ def test_exactly_once_and_the_same_batches_through(
     assert result.clean, result.audits
     assert result.hashes == reference
     assert not [name for name, text in logs.items() if "Traceback" in text], logs
+
+
+@pytest.mark.parametrize("down", ["coordinator", "store"])
+def test_an_outage_moves_no_lane_and_remakes_nothing(
+    down: str, job: JobSpec, reference: dict[tuple[int, int], str], tmp_path: Path
+) -> None:
+    with Cluster(tmp_path, workers=2, coordinators=1) as cluster:
+
+        def fault() -> None:
+            moved.append(seen()["lanes_moved"])
+            if down == "coordinator":
+                cluster.kill_coordinator(0)
+            else:
+                cluster.kill_store()
+            time.sleep(5)  # longer than a worker that is silent counts as alive
+            if down == "coordinator":
+                cluster.restart_coordinator(0)
+            else:
+                cluster.restart_store()
+
+        def seen() -> dict[str, int]:
+            address = f"http://{cluster.coordinators[0].admin_address}/api/jobs/{job.name}"
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                found: dict[str, int] = json.load(answer)
+            return found
+
+        moved: list[int] = []
+
+        def on_step(event: StepEvent) -> None:
+            if not moved and event.step >= 5:  # 12 s before the end
+                fault()
+
+        result = run(cluster, job, tmp_path / "ranks", ["shm", "grpc"], on_step, step_s=0.5)
+        after = seen()
+    assert result.clean, result.audits
+    assert result.hashes == reference
+    assert (after["lanes_moved"], after["batches_remade"]) == (moved[0], 0)
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad"])

@@ -1,14 +1,17 @@
 """Random lives of one job against the memory store: joins, reports, heartbeats, ticks, deaths, and stores that forget.
 
-The machine runs the real ledger (load, apply, compare-and-set) under a clock of its own. What must hold at any time:
-no token is issued twice, no two workers hold one lane under one token, cursors never go back within an attempt unless the
-store forgot them, and once faults stop and a worker lives, every lane has an owner that lives.
+The machine runs the real ledger (load, apply, compare-and-set) under a clock of its own, which is put forth and back. What
+must hold at any time: no token is issued twice, no two workers hold one lane under one token, cursors never go back within an
+attempt unless the store forgot them, a pass that is blind takes no lane from a worker for its silence, nobody is alive for
+longer than a ttl after a pass, a second tick changes nothing, and once faults stop and a worker lives, every lane has an owner
+that lives, under a token that no rank finds stale, with a rank that can use it where there is one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -22,7 +25,7 @@ from headrace.coordinator.store_memory import MemoryStore
 from headrace.core.errors import HeadraceError, RankClaimed, SessionSuperseded, SessionUnknown, StaleToken, StateMismatch
 from headrace.core.events import Adopt, Event, Join, Joined, Leave, Observe, Open, Progress, Rules, Tick
 from headrace.core.job import Endpoint, JobSpec, Session
-from headrace.core.records import WorkerRecord
+from headrace.core.records import LaneRecord, LaneTrouble, WorkerRecord
 
 SPEC = JobSpec("job", "/data", 64, manifest_hash="aa", samples=1000)  # 15 batches, 6 lanes
 WORLD = 2
@@ -51,6 +54,8 @@ class Worker:
         self.endpoint = Endpoint(name, f"{name}-{incarnation}", "n", f"{name}:1", "")
         self.held: dict[int, int] = {}
         self.draining = False
+        self.unable = False
+        self.lagging: tuple[tuple[str, int, float], ...] = ()
         self.session: Session | None = None
 
 
@@ -96,10 +101,36 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now_us += int(seconds * S)
 
+    @rule(seconds=st.sampled_from([-3600.0, -2.0, -0.5, 3600.0]))
+    def clock_is_set(self, seconds: float) -> None:
+        self._note_tokens()
+        self.now_us += int(seconds * S)
+        self.saved_us += int(seconds * S)
+
     @rule()
     def tick(self) -> None:
         self.now_us += 1000
         self._do(Tick(1000))
+        again = self._do(Tick(1000))
+        assert not again.changed
+        assert not again.effects
+        for record in again.state.ranks.values():
+            assert record.alive_until_us <= self.now_us + 2 * RULES.rank_ttl_us
+        for worker in self._fleet().workers.values():
+            assert worker.alive_until_us <= self.now_us + 2 * TTL_US
+
+    @rule()
+    def blind_tick(self) -> None:
+        """Nobody could be heard for long: what is silent may live."""
+        self._note_tokens()
+        self.now_us += 60 * S
+        before = self._look().state
+        workers = self._fleet().workers
+        after = self._do(Tick(1000, blind=True)).state
+        for number, lane in before.lanes.items():
+            worker = workers.get(lane.owner)
+            if worker is not None and worker.endpoint.incarnation == lane.incarnation and not worker.draining:
+                assert after.lanes[number] == lane
 
     # --- trainers -----------------------------------------------------------------------------------------------------
 
@@ -156,6 +187,32 @@ class CoordinatorMachine(RuleBasedStateMachine):
         client.ended = leave
         self.committed[attempt, rank] = max(self.committed.get((attempt, rank), 0), client.committed)
 
+    @rule(
+        rank=st.integers(0, WORLD - 1),
+        lane=st.integers(0, LANES - 1),
+        waited_s=st.sampled_from([0.0, 4.0, 9.0]),
+        newer=st.sampled_from([0, 1, 1000]),
+        connected=st.booleans(),
+    )
+    def client_complains(self, rank: int, lane: int, waited_s: float, newer: int, connected: bool) -> None:
+        """Of whom it knows as the lane's owner; newer: it knows a token that the store lost."""
+        client = self.clients.get(rank)
+        if client is None or client.session is None or client.ended:
+            return
+        held = self._look().state.lanes.get(lane, LaneRecord())
+        trouble = LaneTrouble(lane, held.owner, held.token + newer, waited_s, connected)
+        report = Progress(
+            client.session.attempt, rank, client.nonce, client.session, client.consumed, client.committed,
+            elapsed_s=client.consumed, troubles=(trouble,),
+        )  # fmt: skip
+        with contextlib.suppress(SessionSuperseded, RankClaimed):
+            self._do(report, rank)
+            state = self._do(Tick(1000)).state
+            after = state.lanes.get(lane, LaneRecord())
+            assert after.token >= held.token
+            if held.owner and newer:
+                assert after.token > trouble.token
+
     @rule(rank=st.integers(0, WORLD - 1))
     def client_watches(self, rank: int) -> None:
         client = self.clients.get(rank)
@@ -173,7 +230,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
     # --- workers ------------------------------------------------------------------------------------------------------
 
     def _beat(self, worker: Worker) -> None:
-        record = WorkerRecord(worker.endpoint, "fp", SPEC.pipeline.op_names, 0.0, 1, worker.draining, 0)
+        unable = ("job",) if worker.unable else ()
+        record = WorkerRecord(worker.endpoint, "fp", SPEC.pipeline.op_names, 0.0, 1, worker.draining, 0, worker.lagging, unable)
         try:
             self._run(self.ledgers[0].heartbeat(record, TTL_US))
         except StaleToken:
@@ -211,6 +269,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def worker_drains(self, name: str) -> None:
         if name in self.workers:
             self.workers[name].draining = True
+
+    @rule(name=st.sampled_from("abc"), unable=st.booleans(), behind=st.lists(st.integers(0, LANES - 1), max_size=2))
+    def worker_has_troubles(self, name: str, unable: bool, behind: list[int]) -> None:
+        if name in self.workers:
+            self.workers[name].unable = unable
+            self.workers[name].lagging = tuple(("job", lane, 9.0) for lane in behind)
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -294,6 +358,25 @@ class CoordinatorMachine(RuleBasedStateMachine):
         state = self._do(Tick(1000)).state
         assert [state.lanes[n].owner for n in range(LANES)] == ["a"] * LANES
         assert self.workers["a"].held.keys() == set(range(LANES))
+        self._leave_the_unreachable()
+
+    def _leave_the_unreachable(self) -> None:
+        """Rank 0 cannot use worker a: its lanes find worker b, and stay there."""
+        self.workers["b"] = Worker("b", 10_001)
+        client = self.clients[0]
+        assert client.session is not None
+        for second in range(40):
+            self.now_us += S
+            for worker in self.workers.values():
+                self._beat(worker)
+            lanes = self._look().state.lanes
+            waits = [n for n in range(0, LANES, WORLD) if lanes[n].owner == "a"][:1]
+            troubles = tuple(LaneTrouble(n, "a", lanes[n].token, 9.0, connected=False) for n in waits)
+            for rank, other in self.clients.items():
+                report = Progress(client.session.attempt, rank, other.nonce, client.session, 0, 0, elapsed_s=second)
+                self._do(replace(report, troubles=troubles if rank == 0 else ()), rank)
+        assert not waits
+        assert {lane.owner for lane in lanes.values()} == {"a", "b"}
 
     def _join_at_last(self, client: Client) -> None:
         self.now_us += S // 10

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from headrace.coordinator.instruments import Instruments
-from headrace.coordinator.ledger import JOBS, Ledger
+from headrace.coordinator.ledger import JOBS, WORKERS, Ledger
 from headrace.coordinator.store import Key, Loaded
 from headrace.coordinator.store_memory import MemoryStore
 from headrace.core.errors import JobUnknown, SessionSuperseded, StaleToken, StoreConflict
@@ -134,3 +135,121 @@ async def test_losing_all_the_time_ends_in_a_conflict_that_may_be_retried() -> N
         await one.update("job", Open(SPEC, WORLD))
     assert caught.value.retriable
     assert caught.value.job == "job"
+
+
+# --- what must not be lost, and what must --------------------------------------------------------------------------
+
+
+async def test_a_commit_that_was_confirmed_while_an_attempt_began_counts() -> None:
+    class Interrupted(CountingStore):
+        """Lets a report in between the load and the write of a join."""
+
+        between = None
+
+        async def load(self, wanted):  # type: ignore[no-untyped-def]
+            loaded: Loaded = await super().load(wanted)  # type: ignore[no-untyped-call]
+            between, self.between = self.between, None
+            if between is not None and any(table.kind == "ranks" for table in wanted):
+                await between()
+            return loaded
+
+    store = Interrupted()
+    one, two = replicas(store)
+    session = await formed(one, two)
+    reports = [replace(report(session, 3), rank=rank, nonce=f"n{rank}") for rank in range(WORLD)]
+    for rank, each in enumerate(reports):
+        await one.update("job", each, rank=rank)
+
+    async def commits() -> None:
+        for rank, each in enumerate(reports):
+            await two.update("job", replace(each, consumed=9, committed=9), rank=rank)
+
+    workers = (await one.fleet()).workers
+    store.between = commits  # type: ignore[assignment]
+    outcome = await one.update("job", claim(0, attempt=2, nonce="x"), workers=workers)
+    assert store.between is None
+    assert outcome.state.session is not None
+    assert outcome.state.session.fallback.next_batch == 9 * WORLD
+
+
+async def test_an_attempt_begins_although_other_ranks_report_all_the_time() -> None:
+    class Busy(MemoryStore):
+        """Ranks that are ahead report between any load and write."""
+
+        reports: tuple[Progress, ...] = ()
+        other: Ledger | None = None
+
+        async def load(self, wanted):  # type: ignore[no-untyped-def]
+            loaded = await super().load(wanted)
+            other, self.other = self.other, None
+            if other is not None:
+                for each in self.reports:
+                    await other.update("job", replace(each, consumed=loaded.now_us, committed=5), rank=each.rank)
+                self.other = other
+            return loaded
+
+    store = Busy()
+    one, two = replicas(store)
+    session = await formed(one, two)
+    store.reports = tuple(replace(report(session, 5), rank=rank, nonce=f"n{rank}") for rank in range(1, WORLD))
+    store.other = two
+    outcome = await one.update("job", claim(0, attempt=2, nonce="x"))
+    assert outcome.state.session is not None
+    assert outcome.state.session.attempt == 2
+
+
+def stated(name: str, **change: object) -> WorkerRecord:
+    record = WorkerRecord(Endpoint(name, "1", "n", "g", ""), "fp", (), 0.0, 1, False, 0)
+    return replace(record, **change)  # type: ignore[arg-type]
+
+
+async def test_a_worker_record_that_cannot_be_read_is_skipped_and_written_anew() -> None:
+    store = MemoryStore()
+    one, two = replicas(store)
+    await one.heartbeat(stated("a"), 10**9)
+    for garbage in (b"{", b"[]", b"null", b'{"endpoint": 3}', b"\xff"):
+        await store.commit({}, {Key(WORKERS, "b"): garbage})
+        assert list((await two.fleet()).workers) == ["a"]
+    await two.heartbeat(stated("b"), 10**9)
+    assert sorted((await one.fleet()).workers) == ["a", "b"]
+
+
+async def test_a_clock_that_is_put_back_keeps_no_dead_worker_alive() -> None:
+    now_us = 1_700_000_000_000_000
+    store = MemoryStore(lambda: now_us)
+    ledger = Ledger(store, Rules(), Instruments(CollectorRegistry()), lambda: now_us)
+    await ledger.heartbeat(stated("a"), 3_000_000)
+    now_us -= 3_600_000_000
+    assert (await ledger.fleet()).workers["a"].alive(now_us)
+    now_us += 3_100_000
+    fleet = await ledger.fleet()
+    assert not fleet.workers["a"].alive(fleet.now_us)
+    await ledger.heartbeat(stated("a"), 3_000_000)
+    assert (await ledger.fleet()).workers["a"].alive(now_us)
+
+
+async def test_a_job_that_nobody_used_for_long_is_forgotten_with_all_that_was_noted_of_it() -> None:
+    day_us = 86_400_000_000
+    now_us = 1_700_000_000_000_000
+    store = MemoryStore(lambda: now_us)
+    one, two = (Ledger(store, Rules(), Instruments(CollectorRegistry()), lambda: now_us) for _ in range(2))
+    session = await formed(one, two)
+    now_us += 20 * day_us
+    await one.update("job", report(session, 1, (BadSample(0, 1, "k", "corrupt"),)), rank=0)
+    now_us += 20 * day_us
+    assert not await one.forget_job("job", 30 * day_us)  # opened 40 days ago, used 20 days ago
+    now_us += 11 * day_us
+    assert await one.forget_job("job", 30 * day_us)
+    assert (await two.fleet()).jobs == frozenset()
+    assert await two.bad_samples("job") == ([], 0)
+    with pytest.raises(JobUnknown):
+        await two.update("job", claim(0))
+    assert (await formed(one, two)).attempt == 1  # the name is free
+    assert (await two.fleet()).jobs == {"job"}
+
+
+async def test_a_name_in_the_index_without_a_job_is_forgotten() -> None:
+    one, _ = replicas(store := MemoryStore())
+    await store.commit({}, {Key(JOBS, "ghost"): b"1"})
+    assert await one.forget_job("ghost", 1)
+    assert (await one.fleet()).jobs == frozenset()

@@ -263,7 +263,7 @@ class Ledger:
         """A worker's record; None, told once, where another version wrote what this one cannot read."""
         try:
             return records.worker_from_bytes(record.data) if record else None
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             if record and self._unreadable.get(name) != record.stamp:
                 self._unreadable[name] = record.stamp
                 log.warning("worker_record_unreadable", worker=name, error=repr(error))

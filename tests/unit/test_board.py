@@ -1,0 +1,154 @@
+"""What a replica makes of its own absence: passes under a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from headrace.coordinator.board import Board
+from headrace.coordinator.instruments import Instruments
+from headrace.coordinator.ledger import Ledger
+from headrace.coordinator.store_memory import MemoryStore
+from headrace.core.errors import StoreUnavailable
+from headrace.core.events import Join, Open, Progress, Rules
+from headrace.core.job import Endpoint
+from headrace.core.records import WorkerRecord
+from tests.unit.session_world import SPEC, S
+
+TTL_US = 3 * S
+
+
+class World(MemoryStore):
+    """A store with a clock, and a replica; the session of one rank has its lanes at workers a and b."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.now_us)
+        self.now_us = 1_700_000_000 * S
+        self.down = False
+        self.writes = 0
+        self.replica()
+
+    async def load(self, wanted):  # type: ignore[no-untyped-def]
+        if self.down:
+            raise StoreUnavailable("down")
+        return await super().load(wanted)
+
+    async def commit(self, expected, writes, hint=""):  # type: ignore[no-untyped-def]
+        if self.down:
+            raise StoreUnavailable("down")
+        self.writes += 1
+        return await super().commit(expected, writes, hint)
+
+    def replica(self) -> None:
+        """A coordinator that starts."""
+        self.ledger = Ledger(self, Rules(), Instruments(CollectorRegistry()), lambda: self.now_us)
+        self.board = Board(self.ledger, 0.5, job_keep_days=1)
+
+    async def form(self) -> None:
+        await self.ledger.update("job", Open(SPEC, 1))
+        await self.beat("ab")
+        await self.ledger.update("job", Join(0, 0, 1, "n0", None, "", 0, "n0", 0))
+        await self.go(4, "ab")
+        assert self.owners() == {"a", "b"}
+
+    async def beat(self, names: str) -> None:
+        for name in names:
+            record = WorkerRecord(Endpoint(name, f"{name}-1", "n", "g", ""), "fp", SPEC.pipeline.op_names, 0.0, 1, False, 0)
+            await self.ledger.heartbeat(record, TTL_US)
+
+    async def go(self, seconds: float, names: str) -> None:
+        """Half-second passes, between the heartbeats of some workers and the rank's reports."""
+        for _ in range(int(seconds * 2)):
+            self.now_us += S // 2
+            await self.beat(names)
+            await self.ledger.update("job", Progress(1, 0, "n0", None, 1, 0), rank=0)
+            await self.board.refresh()
+
+    def owners(self) -> set[str]:
+        job = self.board.job("job")
+        assert job is not None
+        return {lane.owner for lane in job.lanes.values()}
+
+    def moved(self) -> int:
+        job = self.board.job("job")
+        assert job is not None
+        assert job.session is not None
+        return job.session.lanes_moved
+
+
+@pytest.fixture
+async def world() -> World:
+    made = World()
+    await made.form()
+    return made
+
+
+@pytest.mark.parametrize("cause", ["restart", "store", "pause", "clock ahead", "clock back"])
+async def test_an_outage_moves_no_lane_of_workers_that_lived_through_it(world: World, cause: str) -> None:
+    before = world.moved()
+    if cause == "store":
+        world.down = True
+        for _ in range(120):
+            world.now_us += S // 2
+            with pytest.raises(StoreUnavailable):
+                await world.board.refresh()
+        world.down = False
+    else:
+        world.now_us += {"clock ahead": 3600, "clock back": -3600}.get(cause, 60) * S
+    if cause == "restart":
+        world.replica()
+    await world.board.refresh()  # nobody has had the time to say anything
+    world.now_us += S
+    await world.board.refresh()
+    await world.go(1, "a")
+    await world.go(10, "ab")
+    assert world.moved() == before
+    await world.go(4, "a")  # and now worker b is really dead
+    assert world.owners() == {"a"}
+
+
+async def test_workers_that_died_in_an_outage_are_replaced_a_ttl_after_it(world: World) -> None:
+    world.now_us += 60 * S
+    await world.go(2.5, "a")
+    assert world.owners() == {"a", "b"}
+    await world.go(1, "a")
+    assert world.owners() == {"a"}
+
+
+async def test_slow_passes_do_not_make_blind(world: World) -> None:
+    class Slow(Board):
+        async def _pass_over(self, name, gate):  # type: ignore[no-untyped-def]
+            await super()._pass_over(name, gate)
+            world.now_us += 2 * S
+
+    world.board = Slow(world.ledger, 0.5)
+    await world.board.refresh()
+    await world.go(4, "a")
+    assert world.owners() == {"a"}
+
+
+async def test_a_pass_over_what_did_not_change_writes_nothing(world: World) -> None:
+    before = world.writes
+    for _ in range(5):
+        world.now_us += S // 10
+        await world.board.refresh()
+    assert world.writes == before
+
+
+async def test_old_jobs_are_forgotten_by_all_replicas(world: World) -> None:
+    other = Board(Ledger(world, Rules(), Instruments(CollectorRegistry()), lambda: world.now_us), 0.5)
+    await other.refresh()
+    assert [job.name for job in other.jobs()] == ["job"]
+    for _ in range(600):
+        world.now_us += 1000 * S
+        await world.board.refresh()
+        if world.board.job("job") is None:
+            break
+    # Passes so far from each other are all blind, and a replica that is blind forgets nothing.
+    assert world.board.job("job") is not None
+    for _ in range(220):
+        world.now_us += S // 2
+        await world.board.refresh()
+    assert world.board.job("job") is None
+    await other.refresh()
+    assert list(other.jobs()) == []

@@ -1,0 +1,83 @@
+"""What the coordinator makes of the ranks' numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.coordinator.instruments import Recent, dropped, grown, waits_so_far
+from headrace.core.events import JobState
+from headrace.core.job import StreamState
+from headrace.core.records import JobRecord, LaneTrouble, RankRecord, SessionRecord
+from headrace.core.session_plan import SessionPlan
+from tests.unit.session_world import SPEC
+
+RANK = RankRecord(1, "n", 0)
+causes = st.dictionaries(st.sampled_from("abcd"), st.floats(0, 1e6))
+
+
+@given(st.lists(causes, max_size=8))
+def test_wait_counters_never_go_back_and_add_up(steps: list[dict[str, float]]) -> None:
+    before: dict[str, float] = {}
+    total = 0.0
+    for waits in steps:
+        total += 1 + sum(waits.values())
+        truth = {cause: seconds * total / (sum(waits.values()) or 1) for cause, seconds in waits.items()} or {"a": total}
+        if not sum(waits.values()):
+            truth = {"a": total}
+        after = grown(before, truth)
+        assert all(after.get(cause, 0.0) >= seconds for cause, seconds in before.items())
+        assert math.isclose(sum(after.values()), total, rel_tol=1e-9)
+        before = after
+
+
+def test_wait_counters_come_back_to_the_truth() -> None:
+    running = grown({"read": 1.0}, {"read": 1.0, "transfer": 10.0})
+    ended = grown(running, {"read": 9.0, "transfer": 2.0})
+    assert ended == {"read": 1.0, "transfer": 10.0}
+    assert grown(ended, {"read": 20.0, "transfer": 11.0}) == {"read": 20.0, "transfer": 11.0}
+
+
+@pytest.mark.parametrize(
+    ("troubles", "cause"),
+    [
+        ((), "worker_busy"),
+        ((LaneTrouble(0, "a", 1, 3.0, connected=True),), "worker_busy"),
+        ((LaneTrouble(0, "a", 1, 3.0, connected=False),), "transfer"),
+        ((LaneTrouble(0, "", 0, 3.0, connected=False),), "lane_wait"),
+    ],
+)
+def test_a_wait_that_goes_on_has_the_cause_that_it_looks_like(troubles: tuple[LaneTrouble, ...], cause: str) -> None:
+    record = replace(RANK, wait_s=2.0, waits=(("read", 1.5), ("copy", 0.5)), waiting_s=7.0, troubles=troubles)
+    waits = waits_so_far(record)
+    assert waits == {"read": 1.5, "copy": 0.5, cause: 7.0}
+
+
+def test_a_rank_that_starves_completely_is_seen_to() -> None:
+    recent = Recent()
+    for second in range(20):
+        record = replace(RANK, elapsed_s=100.0 + second, wait_s=1.0, waits=(("read", 1.0),), waiting_s=float(second))
+        recent.note("job", 0, record)
+    assert recent.ratio("job", 0, record) == 1.0
+    assert recent.waits("job", 0, record) == {"read": 1.0, "worker_busy": 19.0}
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 60, 61, 62])
+@pytest.mark.parametrize(("tail", "epochs"), [("drop", 0), ("drop", 4), ("pad", 0)])
+def test_dropped_samples_are_those_of_epochs_that_are_over(first: int, tail: Any, epochs: int) -> None:
+    spec = replace(SPEC, tail=tail)
+    formed = SessionRecord(1, 3, epochs, 3, 12, StreamState(), formed=True, epoch=1, first=first)
+    plan = SessionPlan(formed.session(JobRecord(spec, 0)))
+    for index in range(0, 70 if epochs else 200):
+        ranks = {rank: replace(RANK, consumed=index + rank % 2) for rank in range(3)}
+        state = JobState("job", JobRecord(spec, 0), formed, ranks=ranks)
+        at = plan.locate(0, index)
+        over = range(1, epochs if at is None else at.epoch)
+        whole = 0 if tail == "pad" else 4000 - 62 // 3 * 3 * 64
+        assert dropped(state) == (whole, sum(plan.dropped_in(epoch) for epoch in over))
+    assert dropped(replace(state, ranks={}))[1] == sum(plan.dropped_in(e) for e in range(1, plan.epoch))
