@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from headrace.client.transports.fetch_host import FetchHost, RemoteLink
+from headrace.client.transports.ladder import Rung
 from headrace.client.transports.peers import Peer
 from headrace.client.transports.protocol import LaneTrouble
 from headrace.client.transports.troubles import MOST_TOLD, Lack, troubles
@@ -39,10 +41,10 @@ def arrivals() -> Arrivals:
 
 def test_nothing_is_told_of_a_rank_that_is_served(arrivals: Arrivals, link: RemoteLink) -> None:
     peers = [peer("good"), peer("bad")]
-    assert troubles(arrivals, peers, None, 99.0) == (), "nobody waits"
-    assert troubles(arrivals, peers, Lack(0, 98.5), 99.0) == (), "not for long"
+    assert troubles(arrivals, peers, None, 0.0, 99.0) == (), "nobody waits"
+    assert troubles(arrivals, peers, Lack(0, 98.5), 0.0, 99.0) == (), "not for long"
     peers = [peer("good", link=link, welcomed=True), peer("bad", link=link, welcomed=True)]
-    assert troubles(arrivals, peers, Lack(0, 20.0), 99.0) == (), "a slow batch is no trouble"
+    assert troubles(arrivals, peers, Lack(0, 20.0), 0.0, 99.0) == (), "a slow batch is no trouble"
 
 
 def test_lanes_of_unconnected_owners_are_told_in_the_order_in_which_they_are_needed(
@@ -51,30 +53,45 @@ def test_lanes_of_unconnected_owners_are_told_in_the_order_in_which_they_are_nee
     refused = peer("bad", link=link, last_error="no such data set here")
     peers = [peer("good", link=link, welcomed=True), refused]
     arrivals.release(1)
-    told = troubles(arrivals, peers, Lack(1, 20.0), 22.0)
+    told = troubles(arrivals, peers, Lack(1, 20.0), 0.0, 22.0)
     assert told == tuple(LaneTrouble(lane, "bad", 5, 2.0, False, "no such data set here") for lane in (1, 3))
     arrivals.ready(Arrival(1, 5, 1, "bad", 1, 1, 0.0))
-    assert [trouble.lane for trouble in troubles(arrivals, peers, Lack(2, 20.0), 22.0)] == [3]
-    (unknown, _) = troubles(arrivals, [], Lack(2, 20.0), 22.0)
+    assert [trouble.lane for trouble in troubles(arrivals, peers, Lack(2, 20.0), 0.0, 22.0)] == [3]
+    (unknown, _) = troubles(arrivals, [], Lack(2, 20.0), 0.0, 22.0)
     assert (unknown.worker, unknown.reason) == ("good", "no connection yet")
 
 
 def test_a_new_owner_gets_its_time_and_nobody_is_no_ones_fault(arrivals: Arrivals) -> None:
     arrivals.table(["new", "", "good", "bad"], [6, 6, 5, 5], 3, 30.0)
-    assert [t.lane for t in troubles(arrivals, [], Lack(0, 20.0), 30.5)] == [2]
-    assert [(t.lane, t.waited_s) for t in troubles(arrivals, [], Lack(0, 20.0), 32.0)] == [(0, 2.0), (2, 12.0)]
+    assert [t.lane for t in troubles(arrivals, [], Lack(0, 20.0), 0.0, 30.5)] == [2]
+    assert [(t.lane, t.waited_s) for t in troubles(arrivals, [], Lack(0, 20.0), 0.0, 32.0)] == [(0, 2.0), (2, 12.0)]
 
 
 def test_a_workers_newest_incarnation_counts(arrivals: Arrivals, link: RemoteLink) -> None:
     peers = [peer("good", link=link, welcomed=True), peer("good", incarnation="2", last_error="refused")]
-    assert [t.reason for t in troubles(arrivals, peers, Lack(0, 20.0), 30.0) if t.worker == "good"] == ["refused"] * 2
+    assert [t.reason for t in troubles(arrivals, peers, Lack(0, 20.0), 0.0, 30.0) if t.worker == "good"] == ["refused"] * 2
+
+
+def test_a_fetcher_that_starts_is_no_workers_fault(arrivals: Arrivals) -> None:
+    peers = [peer("good", rung=Rung("grpc", "another node")), peer("bad", rung=Rung("shm", "same node"))]
+    assert [t.worker for t in troubles(arrivals, peers, Lack(0, 20.0), math.inf, 30.0)] == ["bad"]
+    assert {(t.worker, t.waited_s) for t in troubles(arrivals, peers, Lack(0, 20.0), 27.0, 30.0)} == {
+        ("good", 3.0),
+        ("bad", 10.0),
+    }
+
+
+def test_a_worker_that_opens_the_session_gets_more_time(arrivals: Arrivals) -> None:
+    peers = [peer("good", opening=True), peer("bad")]
+    assert [t.worker for t in troubles(arrivals, peers, Lack(0, 20.0), 0.0, 35.0)] == ["bad"]
+    assert [t.waited_s for t in troubles(arrivals, peers, Lack(0, 20.0), 0.0, 36.0)] == [1.0, 16.0, 1.0]
 
 
 def test_forgotten_leases_are_told_at_once_with_the_newest_token_and_at_most_so_many() -> None:
     arrivals = Arrivals(lambda index: index % 100, 100, 3)
     arrivals.table(["a"] * 100, [7] * 100, 3, 0.0)
     arrivals.table(["b"] * 100, [6] * 100, 3, 1.0)
-    told = troubles(arrivals, [], None, 1.0)
+    told = troubles(arrivals, [], None, 0.0, 1.0)
     assert len(told) == MOST_TOLD
     assert {(trouble.token, trouble.waited_s) for trouble in told} == {(7, 0.0)}
 

@@ -196,7 +196,7 @@ class Connections:
         elif isinstance(link, RemoteLink):
             peer.grpc_worked = True
         peer.welcomed = True
-        peer.refused_since_s = None
+        peer.refused_since_s, peer.opening = None, False
         peer.since_s = now_s
         rung = peer.rung
         log.info("worker_connected", worker=peer.worker, transport=rung and rung.name, reason=rung and rung.reason)
@@ -228,6 +228,7 @@ class Connections:
             raise ProtocolMismatch(f"{name} of an index beyond the window or the session", index=message.index)
 
     def _refused(self, peer: Peer, error: HeadraceError, now_s: float) -> None:
+        peer.opening = error.code == "session_unknown"
         if str(error) != peer.last_error:  # it is asked again each second
             log.warning("worker_refuses", worker=peer.worker, error=str(error))
         if isinstance(peer.link, LocalLink) and self._links.choice == "auto" and error.code in _SHM_ONLY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -38,6 +39,7 @@ class FetchHost:
     """One slab of the trainer and the process that fills it. Used by the intake's thread only, which must outlive the process.
 
     The slab stays when the process dies: batches in it that were READY are good, and the next process is told of them.
+    works_since_s: when the process gave its first answer; infinite before.
     """
 
     def __init__(self, slab_number: int, slots: int, slot_bytes: int) -> None:
@@ -48,6 +50,7 @@ class FetchHost:
         self._unsent: deque[bytes] = deque()
         self._buffer = bytearray(protocol.MAX_BYTES)
         self._heard = self._answers = self._pinged = False
+        self.works_since_s = math.inf
         self._silent_s = 0.0
         self._checked_s = 0.0
 
@@ -79,6 +82,7 @@ class FetchHost:
         self.socket = ours
         self._heard = self._answers = False
         self._silent_s = self._checked_s = 0.0
+        self.works_since_s = math.inf
         self.send(protocol.Config(self.slab.slots, self.slab.slot_bytes, next_index, have))
         self.send(protocol.Ping())
         self._pinged = True
@@ -131,6 +135,7 @@ class FetchHost:
             self._heard = self._pinged = False
             self._answers = True
             self._silent_s = 0.0
+            self.works_since_s = min(self.works_since_s, now_s)
             return
         self._silent_s += step_s
         if not self._pinged and self._silent_s >= PING_AFTER_S:
@@ -155,6 +160,7 @@ class FetchHost:
             self.socket.close()
             self.socket = None
         self._unsent.clear()
+        self.works_since_s = math.inf
         process, self._process = self._process, None
         if process is None:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 from collections.abc import Callable, Iterator
 
@@ -74,6 +75,11 @@ class FetchPool:
         """See FetchHost."""
         if self.host is not None:
             self.host.check(now_s)
+
+    @property
+    def works_since_s(self) -> float:
+        """See FetchHost."""
+        return self.host.works_since_s if self.host is not None else math.inf
 
     @property
     def wants_write(self) -> bool:

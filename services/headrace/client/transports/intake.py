@@ -181,7 +181,7 @@ class ThreadIntake:
                 self._arrivals.remade,
                 awaited,
                 waiting.milestones(self._arrivals.awaited(lack.index), peers) if lack else {},
-                troubles(self._arrivals, peers, lack, now_s),
+                troubles(self._arrivals, peers, lack, self._links.fetch.works_since_s, now_s),
             )
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from headrace.core.arrivals import Arrivals
 
 # A connection that is lost is mended, or its lane moved, within less; only what lasts longer is told.
 TELL_AFTER_S = 1.0
+# A worker that answers, but has yet to open the session's data set, gets so much more time.
+OPENING_S = 15.0
 MOST_TOLD = 64
 _MOST_CHARS = 300
 
@@ -23,9 +25,14 @@ class Lack:
     since_s: float
 
 
-def troubles(arrivals: Arrivals, peers: Iterable[Peer], lack: Lack | None, now_s: float) -> tuple[LaneTrouble, ...]:
+def troubles(
+    arrivals: Arrivals, peers: Iterable[Peer], lack: Lack | None, fetcher_since_s: float, now_s: float
+) -> tuple[LaneTrouble, ...]:
     """At most MOST_TOLD: lanes with a forgotten lease, at once; then, while the trainer lacks a batch, lanes whose owner has no
-    working connection to it, in the order in which it needs them. peers: all incarnations; a worker's newest counts.
+    working connection to it, in the order in which it needs them.
+
+    peers: all incarnations; a worker's newest counts. fetcher_since_s: since when the fetcher process works, infinite while it
+    does not: until then nobody could be reached through it, and that is no worker's fault.
     """
     newest = {peer.worker: peer for peer in peers}
     found: dict[int, LaneTrouble] = {}
@@ -40,7 +47,10 @@ def troubles(arrivals: Arrivals, peers: Iterable[Peer], lack: Lack | None, now_s
         tell(lane, 0.0, "the last lane table has an older token than the newest that this rank knows")
     for _, lane in arrivals.missing() if lack else ():
         peer = newest.get(arrivals.owners[lane])
-        waited_s = now_s - max(lack.since_s if lack else now_s, arrivals.owner_since_s(lane))
+        since_s = max(lack.since_s if lack else now_s, arrivals.owner_since_s(lane))
+        if peer is not None and peer.rung is not None and peer.rung.name == "grpc":
+            since_s = max(since_s, fetcher_since_s)
+        waited_s = now_s - since_s - (OPENING_S if peer and peer.opening else 0.0)
         if arrivals.owners[lane] and waited_s >= TELL_AFTER_S and not (peer and peer.connected) and lane not in found:
             tell(lane, waited_s, (peer.last_error or peer.describe(now_s)) if peer else "no connection yet")
     return tuple(found.values())[:MOST_TOLD]
