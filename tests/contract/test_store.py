@@ -225,3 +225,11 @@ def test_an_error_hides_the_password() -> None:
         assert "127.0.0.1:1" in str(caught.value)
 
     asyncio.run(ping())
+
+
+async def test_what_was_forgotten_is_asked_for_anew(store: Store) -> None:
+    key = Key(Table("gone", "t"), "a")
+    assert await store.commit({}, {key: b"1"})
+    for _ in range(2):
+        assert (await store.load({key.table: None})).tables[key.table]["a"].data == b"1"
+        store.forget("gone")

@@ -106,7 +106,9 @@ class Api:
         request = pb.ReportProgressRequest(id=rank_id(rank, "", session.attempt), session=session, consumed=consumed, **more)
         self.call("ReportProgress", request)
 
-    def beat(self, name: str, held: Any = (), draining: bool = False, incarnation: str = "1") -> pb.HeartbeatResponse:
+    def beat(
+        self, name: str, held: Any = (), draining: bool = False, incarnation: str = "1", unable: Any = ()
+    ) -> pb.HeartbeatResponse:
         endpoint = convert.endpoint_to_proto(Endpoint(name, f"{name}-{incarnation}", "n0", f"{name}:1", ""))
         answer: pb.HeartbeatResponse = self.call(
             "Heartbeat",
@@ -118,6 +120,7 @@ class Api:
                 threads=1,
                 draining=draining,
                 held=held,
+                unable_jobs=unable,
             ),
         )
         return answer
@@ -256,6 +259,44 @@ def test_a_drained_worker_loses_its_lanes_with_that_very_heartbeat(cluster: Clus
     assert lanes_of(one.beat("b")) == set(range(session.lanes))
 
 
+def test_lanes_leave_workers_that_cannot_be_used(cluster: Cluster, dataset: str) -> None:
+    one, two = apis(cluster, dataset)
+    session = one.form()
+
+    def beats(**more: Any) -> list[set[int]]:
+        for rank in range(2):
+            two.report(session, rank)
+        return [lanes_of(one.beat("a", **more)), lanes_of(two.beat("b"))]
+
+    until(lambda: all(beats()), "both workers hold lanes")
+    assert lanes_of(one.beat("a", unable=["job"])) == set()
+    until(lambda: all(beats()), "both workers hold lanes again")
+    admin = cluster.coordinators[0].admin_address
+    tokens = [lane["token"] for lane in get(admin, "/api/jobs/job")["lane_owners"]]
+    known = pb.LaneTrouble(lane=0, worker="a", token=tokens[0] + 5)
+    until(
+        lambda: (
+            two.report(session, 0, elapsed_s=time.monotonic(), troubles=[known]),
+            get(admin, "/api/jobs/job")["lane_owners"][0]["token"] > tokens[0] + 5,
+        )[1],
+        "the lane is leased above what the rank knows",
+    )
+
+    def complain() -> bool:
+        """Rank 0 has no connection to worker a, and says so as long as it needs a lane of it."""
+        mine, _ = beats()
+        own = sorted(lane for lane in mine if lane % 2 == 0)
+        troubles = [pb.LaneTrouble(lane=lane, worker="a", waited={"seconds": 9}) for lane in own[:1]]
+        two.report(session, 0, elapsed_s=time.monotonic(), waiting_s=9, troubles=troubles)
+        return bool(mine) and not own
+
+    until(complain, "rank 0's lanes leave worker a, rank 1's don't")
+    rank = get(admin, "/api/jobs/job")["ranks"][0]
+    assert rank["waiting_s"] == 9
+    assert rank["wait_s"] == sum(rank["wait_s_by_cause"].values()) == 9
+    assert rank["wait_s_by_cause"].keys() <= {"transfer", "worker_busy"}
+
+
 def test_a_watch_ends_when_a_later_attempt_begins(cluster: Cluster, dataset: str) -> None:
     one, two = apis(cluster, dataset)
     session = one.form()
@@ -382,6 +423,9 @@ def test_admin_api_and_metrics(cluster: Cluster, dataset: str) -> None:
         lambda: 'headrace_bad_samples_total{job="job",reason="corrupt"} 1.0' in get(admin, "/metrics"),
         "bad samples are counted",
     )
+    # 200 samples in batches of 4 for 2 ranks: nothing is left over.
+    assert (job["dropped_per_epoch"], job["samples_dropped"]) == (0, 0)
+    assert 'headrace_samples_dropped_total{job="job"} 0.0' in text
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(admin, "/api/jobs/other")
 
