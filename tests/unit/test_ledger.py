@@ -161,9 +161,10 @@ async def test_a_commit_that_was_confirmed_while_an_attempt_began_counts() -> No
         await one.update("job", each, rank=rank)
 
     async def commits() -> None:
-        for rank, each in enumerate(reports):
+        for rank, each in list(enumerate(reports))[1:]:  # not rank 0's, whose record is written anyway
             await two.update("job", replace(each, consumed=9, committed=9), rank=rank)
 
+    await one.update("job", replace(reports[0], consumed=9, committed=9), rank=0)
     workers = (await one.fleet()).workers
     store.between = commits  # type: ignore[assignment]
     outcome = await one.update("job", claim(0, attempt=2, nonce="x"), workers=workers)

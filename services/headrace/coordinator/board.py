@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 import structlog
 
 from headrace.coordinator.instruments import Recent, members_of
-from headrace.coordinator.ledger import Fleet, Ledger, last_used_us
+from headrace.coordinator.job_tables import last_used_us
+from headrace.coordinator.ledger import Fleet, Ledger
 from headrace.core.errors import HeadraceError, StoreUnavailable
 from headrace.core.events import JobState, Tick
 from headrace.core.job import LaneTable
@@ -120,12 +121,12 @@ class Board:
             self._looked_us = self.now_us()
 
     def _look(self, now_us: int) -> None:
-        """After a time without looking (the store or we were away, or its clock was set) a worker's silence says nothing.
+        """After a time without looking (the store or we were away, or its clock was put forth) a worker's silence says nothing.
 
         Counted from the end of one pass to the begin of the next: passes that take long must not leave us blind for ever.
         """
         ttl_us = self._ledger.rules.worker_ttl_us
-        if not -ttl_us <= now_us - self._looked_us <= self._tick_s * 1e6 + ttl_us / 4:
+        if now_us - self._looked_us > self._tick_s * 1e6 + ttl_us / 4:
             self._blind_until_us = now_us + ttl_us
 
     @property

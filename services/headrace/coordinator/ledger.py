@@ -18,6 +18,7 @@ from typing import TypeVar
 import structlog
 
 from headrace.coordinator.instruments import Instruments
+from headrace.coordinator.job_tables import decode, differences, job_table, last_used_us, relied_on, stamp_of, tables_of
 from headrace.coordinator.store import Key, Loaded, Store, Stored, Table
 from headrace.core import records
 from headrace.core.errors import HeadraceError, StoreConflict, StoreUnavailable
@@ -35,7 +36,6 @@ from headrace.core.events import (
     Rules,
     Tick,
 )
-from headrace.core.join import slowest
 from headrace.core.lease import beat
 from headrace.core.records import WorkerRecord, not_from_the_future
 from headrace.core.session_state import NEEDS, apply
@@ -52,11 +52,6 @@ _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 
 T = TypeVar("T")
-
-
-def job_table(job: str, kind: str) -> Table:
-    """A table of one job: main (job, session), lanes, ranks or bad."""
-    return Table(f"job:{job}", kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +113,13 @@ class Ledger:
             return outcome
         pause_s = _FIRST_PAUSE_S
         for _ in range(_ATTEMPTS):
-            loaded = await self._load(_wanted(job, needs, rank))
-            state = _decode(job, loaded, workers or {})
+            loaded = await self._load(tables_of(job, needs, rank))
+            state = decode(job, loaded, workers or {})
             if isinstance(event, Join | Tick) and state.job is not None:
                 event = replace(event, slot_bytes=job_slot_bytes(state.job.spec))
             new, effects = apply(state, event, loaded.now_us, self.rules)
-            writes, changed = _writes(state, new)
-            stamp = await self._commit(job, loaded, writes, changed, _relied_on(state, new, event)) if writes else 0
+            writes, changed = differences(state, new)
+            stamp = await self._commit(job, loaded, writes, changed, relied_on(state, new, event)) if writes else 0
             if stamp or not writes:
                 if isinstance(event, Progress) and not changed:
                     self._remember(loaded, writes, stamp, event.rank)
@@ -140,13 +135,13 @@ class Ledger:
         known = self._last_reports.pop((job, event.rank), None)
         if known is None:
             return None
-        state = _decode(job, known, {})
+        state = decode(job, known, {})
         now_us = self.now_us()
         try:
             new, effects = apply(state, event, now_us, self.rules)
         except HeadraceError:
             return None  # what is remembered may be wrong: judged by what the store says
-        writes, changed = _writes(state, new)
+        writes, changed = differences(state, new)
         if changed or not writes:
             return None
         stamp = await self._commit(job, known, writes, changed)
@@ -181,7 +176,7 @@ class Ledger:
     ) -> int:
         main, claims = job_table(job, "main"), job_table(job, "ranks")
         guarded = [Key(main, "job"), Key(main, "session"), *writes, *(Key(claims, str(rank)) for rank in ranks)]
-        expected = {key: _stamp(loaded, key) for key in guarded}
+        expected = {key: stamp_of(loaded, key) for key in guarded}
         return await self._timed(self.store.commit(expected, writes, job if changed else ""))
 
     async def _after(self, state: JobState, effects: Sequence[Effect], changed: bool) -> None:
@@ -214,11 +209,11 @@ class Ledger:
         """Remove a job that nobody used for so long, and all that was noted of it; True if it is gone."""
         tables = {job_table(job, kind): None for kind in ("main", "lanes", "ranks", "bad")}
         loaded = await self._load(tables)
-        state = _decode(job, loaded, {})
+        state = decode(job, loaded, {})
         if last_used_us(state) + keep_us > loaded.now_us:
             return False
         keys = [Key(table, field) for table, found in loaded.tables.items() for field in found]
-        guarded = {key: _stamp(loaded, key) for key in keys if key.table.kind != "bad"}
+        guarded = {key: stamp_of(loaded, key) for key in keys if key.table.kind != "bad"}
         for field in ("job", "session"):
             guarded.setdefault(Key(job_table(job, "main"), field), 0)
         if not await self._timed(self.store.commit(guarded, dict.fromkeys(keys), job)):
@@ -306,73 +301,3 @@ class Ledger:
             raise
         finally:
             self._instruments.store_took(time.perf_counter() - begun)
-
-
-def last_used_us(state: JobState) -> int:
-    """When a job was opened or a rank of it was last heard of; 0 where nothing is recorded."""
-    return max([state.job.opened_us if state.job else 0, *(record.alive_until_us for record in state.ranks.values())])
-
-
-def _wanted(job: str, needs: frozenset[str], rank: int | None) -> dict[Table, Sequence[str] | None]:
-    wanted: dict[Table, Sequence[str] | None] = {job_table(job, "main"): None}
-    if "lanes" in needs:
-        wanted[job_table(job, "lanes")] = None
-    if "ranks" in needs:
-        wanted[job_table(job, "ranks")] = None
-    elif "rank" in needs:
-        wanted[job_table(job, "ranks")] = [str(rank)]
-    return wanted
-
-
-def _relied_on(old: JobState, new: JobState, event: Event) -> Iterable[int]:
-    """Ranks whose records decided what is written, beside the written ones: a commit that comes in between must not be lost."""
-    if new.session is None or (old.session is not None and old.session == new.session):
-        return ()
-    if old.session is not None and old.session.formed and isinstance(event, Join):
-        return (slowest(old),)  # the next attempt may begin from what all have committed
-    return new.ranks if new.session.formed and not (old.session and old.session.formed) else ()
-
-
-def _decode(job: str, loaded: Loaded, workers: Mapping[str, WorkerRecord]) -> JobState:
-    main = loaded.tables[job_table(job, "main")]
-    lanes = loaded.tables.get(job_table(job, "lanes"), {})
-    ranks = loaded.tables.get(job_table(job, "ranks"), {})
-    return JobState(
-        name=job,
-        job=records.job_from_bytes(main["job"].data) if "job" in main else None,
-        session=records.session_from_bytes(main["session"].data) if "session" in main else None,
-        lanes={int(field): records.lane_from_bytes(record.data) for field, record in lanes.items()},
-        ranks={int(field): records.rank_from_bytes(record.data) for field, record in ranks.items()},
-        workers=workers,
-    )
-
-
-def _writes(old: JobState, new: JobState) -> tuple[dict[Key, bytes | None], bool]:
-    """Records that differ, and whether anybody but the rank itself needs to know."""
-    writes: dict[Key, bytes | None] = {}
-    main = job_table(new.name, "main")
-    if new.job is not None and new.job != old.job:
-        writes[Key(main, "job")] = records.encode(new.job)
-    if new.session is not None and new.session != old.session:
-        writes[Key(main, "session")] = records.encode(new.session)
-    lanes = job_table(new.name, "lanes")
-    for number, lane in new.lanes.items():
-        if lane != old.lanes.get(number):
-            writes[Key(lanes, str(number))] = records.encode(lane)
-    changed = bool(writes)
-    ranks = job_table(new.name, "ranks")
-    for number, rank in new.ranks.items():
-        before = old.ranks.get(number)
-        if rank != before:
-            writes[Key(ranks, str(number))] = records.encode(rank)
-            changed = (
-                changed
-                or before is None
-                or (rank.attempt, rank.nonce, rank.left) != (before.attempt, before.nonce, before.left)
-            )
-    return writes, changed
-
-
-def _stamp(loaded: Loaded, key: Key) -> int:
-    record = loaded.tables.get(key.table, {}).get(key.field)
-    return record.stamp if record else 0
