@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -81,7 +82,8 @@ class Stream:
         if self._ended is not None:
             return
         async with grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS) as channel:
-            call = channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)()  # type: ignore[call-arg]
+            method: Any = channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
+            call = method()
             sender = asyncio.create_task(self._send(call))
             try:
                 # EOF is the only thing read that is not bytes.

@@ -12,7 +12,7 @@ import grpc.aio
 import uvicorn
 from fastapi import FastAPI
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
+from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from headrace.coordinator.grpc_api import SERVICE, CoordinatorService

@@ -21,7 +21,7 @@ import grpc
 import structlog
 import xxhash
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
+from grpc_health.v1.health import aio as health_aio
 
 from headrace.core.errors import ConfigInvalid, HeadraceError, PortInUse, ProtocolMismatch, WaitTimeout
 from headrace.wire import messages
@@ -83,7 +83,9 @@ class GrpcServer:
         """Listen and report SERVING. Raises PortInUse or ConfigInvalid."""
         _check_address(self._address)
         server = grpc.aio.server(options=OPTIONS)
-        handler = grpc.stream_stream_rpc_method_handler(self._stream)  # no serializers: bytes
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            self._stream
+        )  # no serializers: bytes
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:
@@ -307,7 +309,7 @@ class GrpcPort(RankPort):
 async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes | None:
     """The next message, or None at the stream's end."""
     data: Any = await context.read()
-    return None if data is grpc.aio.EOF else data  # type: ignore[attr-defined]
+    return None if data is grpc.aio.EOF else data
 
 
 def _check_address(address: str) -> None:
