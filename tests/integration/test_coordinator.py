@@ -274,13 +274,12 @@ def test_lanes_leave_workers_that_cannot_be_used(cluster: Cluster, dataset: str)
     admin = cluster.coordinators[0].admin_address
     tokens = [lane["token"] for lane in get(admin, "/api/jobs/job")["lane_owners"]]
     known = pb.LaneTrouble(lane=0, worker="a", token=tokens[0] + 5)
-    until(
-        lambda: (
-            two.report(session, 0, elapsed_s=time.monotonic(), troubles=[known]),
-            get(admin, "/api/jobs/job")["lane_owners"][0]["token"] > tokens[0] + 5,
-        )[1],
-        "the lane is leased above what the rank knows",
-    )
+
+    def renewed() -> bool:
+        two.report(session, 0, elapsed_s=time.monotonic(), troubles=[known])
+        return bool(get(admin, "/api/jobs/job")["lane_owners"][0]["token"] > tokens[0] + 5)
+
+    until(renewed, "the lane is leased above what the rank knows")
 
     def complain() -> bool:
         """Rank 0 has no connection to worker a, and says so as long as it needs a lane of it."""

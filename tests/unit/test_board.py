@@ -115,6 +115,14 @@ async def test_workers_that_died_in_an_outage_are_replaced_a_ttl_after_it(world:
     assert world.owners() == {"a"}
 
 
+async def test_a_clock_that_went_forth_and_back_does_not_blind_for_as_long(world: World) -> None:
+    world.now_us += 3600 * S
+    await world.board.refresh()
+    world.now_us -= 3600 * S
+    await world.go(4, "a")
+    assert world.owners() == {"a"}
+
+
 async def test_slow_passes_do_not_make_blind(world: World) -> None:
     class Slow(Board):
         async def _pass_over(self, name, gate):  # type: ignore[no-untyped-def]

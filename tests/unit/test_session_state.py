@@ -364,6 +364,33 @@ def test_a_rank_that_can_use_nobody_tries_them_in_turn_ever_more_slowly() -> Non
     assert all(len(to) == 1 for to in seen)
 
 
+def test_a_trouble_that_nobody_can_mend_is_noted_once() -> None:
+    world = served("a", size=1)
+    world.wait(6)
+    complain(world, 0, 0, "a")
+    world.tick()
+    session = world.state.session
+    for _ in range(100):
+        world.wait(1)
+        complain(world, 0, 0, "a")
+        before = world.state
+        assert world.tick() == []
+        assert world.state is before
+    assert world.state.session is session
+    world.add("b")
+    world.tick()
+    assert set(world.owners()) == {"b"}  # whoever comes is tried
+
+
+def test_a_lane_of_nobody_bars_nobody() -> None:
+    world = served("a", size=1)
+    world.state = replace(world.state, lanes={0: LaneRecord()}, workers={})
+    complain(world, 0, 0, "")
+    world.tick()
+    assert world.state.session is not None
+    assert world.state.session.barred == ()
+
+
 def test_a_restarted_worker_is_not_barred() -> None:
     world = served("a", "b", size=1)
     world.wait(6)

@@ -207,15 +207,12 @@ class Ledger:
 
     async def forget_job(self, job: str, keep_us: int) -> bool:
         """Remove a job that nobody used for so long, and all that was noted of it; True if it is gone."""
-        tables = {job_table(job, kind): None for kind in ("main", "lanes", "ranks", "bad")}
-        loaded = await self._load(tables)
-        state = decode(job, loaded, {})
-        if last_used_us(state) + keep_us > loaded.now_us:
+        loaded = await self._load(dict.fromkeys(job_table(job, kind) for kind in ("main", "lanes", "ranks", "bad")))
+        if last_used_us(decode(job, loaded, {})) + keep_us > loaded.now_us:
             return False
         keys = [Key(table, field) for table, found in loaded.tables.items() for field in found]
-        guarded = {key: stamp_of(loaded, key) for key in keys if key.table.kind != "bad"}
-        for field in ("job", "session"):
-            guarded.setdefault(Key(job_table(job, "main"), field), 0)
+        named = [Key(job_table(job, "main"), field) for field in ("job", "session")]
+        guarded = {key: stamp_of(loaded, key) for key in (*named, *keys) if key.table.kind != "bad"}
         if not await self._timed(self.store.commit(guarded, dict.fromkeys(keys), job)):
             return False
         # Should somebody open it again right now, it is named anew by the next call for it.

@@ -103,7 +103,7 @@ def _with_troubles(state: JobState, fleet: Fleet, now_us: int, rules: Rules) -> 
         for record in _members(state)
         if record.alive(now_us)
         for trouble in record.troubles
-        if not trouble.connected and trouble.waited_s >= rules.lag_s
+        if trouble.worker and not trouble.connected and trouble.waited_s >= rules.lag_s
     }
     lagging = {
         (owner, number)
@@ -116,7 +116,7 @@ def _with_troubles(state: JobState, fleet: Fleet, now_us: int, rules: Rules) -> 
         if now_us - rules.barred_us < since_us <= now_us
     }
     for _, number in sorted(lagging & unreached):
-        barred[state.lanes[number].incarnation, number % groups] = now_us
+        barred.setdefault((state.lanes[number].incarnation, number % groups), now_us)
     kept = tuple(sorted(((*pair, since_us) for pair, since_us in barred.items()), key=lambda entry: entry[2])[-_MAX_BARRED:])
     if kept != session.barred:
         state = replace(state, session=replace(session, barred=kept))
