@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 SEED_VARIABLE = "HEADRACE_TEST_SEED"
 SEED = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(2**32))
+os.environ[SEED_VARIABLE] = str(SEED)  # the processes that pytest-xdist starts take the same one
 
 # Deadlines would fail a slow machine, not a wrong program. A failing example is printed as code that plays it again.
 _COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
