@@ -15,6 +15,7 @@ from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.fetch_host import FetchHost
 from headrace.core.errors import PeerGone, WaitTimeout
 from headrace.wire.messages import Ready
+from tests.integration.fake_worker import Connection
 from tests.integration.intake_bench import Bench, eat, take_in_vain, until
 
 
@@ -46,6 +47,29 @@ def test_a_batch_that_was_complete_when_its_link_was_given_up_is_sent_again(benc
         intake._links.down(peer, PeerGone("given up"), time.monotonic())
     eat(intake, range(10))
     assert len(worker.hellos) >= 2
+
+
+def test_a_copy_that_came_second_is_sent_again_if_the_first_turns_out_wrong(bench: Bench) -> None:
+    here, there = bench.worker("here"), bench.worker("there", node="node-b")
+    table = bench.tables.give(here, there)  # index 1 is there's
+    here.lanes = dict.fromkeys(range(bench.session.lanes), 1)
+    here.held, there.held = {4}, {1}
+
+    def wrong(connection: Connection, index: int, token: int) -> bool:
+        if index == 1:
+            here.held = {1}  # it is made here once
+            connection.credit.mark_made(index)
+            connection.write(index, token, connection.batch(2, token))
+        return index == 1
+
+    here.on_make = wrong
+    intake = bench.intake("auto")
+    intake.update(table)
+    until(lambda: 1 in intake._arrivals.have(), "the wrong copy came first")
+    there.held = set()
+    until(lambda: intake._arrivals.duplicates >= 1, "the good copy came second")
+    assert "there" in eat(intake, range(10))
+    assert len(there.hellos) == 2
 
 
 def test_a_fetcher_that_hangs_is_named_killed_and_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

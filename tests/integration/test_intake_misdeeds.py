@@ -37,6 +37,10 @@ def oversize(connection: Connection, index: int, token: int) -> None:
         connection.write(index, token, bytes(1 << 21))
 
 
+def undersize(connection: Connection, index: int, token: int) -> None:
+    connection.write(index, token, b"no header")
+
+
 def bad_sum(connection: Connection, index: int, token: int) -> None:
     content = connection.batch(index, token)
     if isinstance(connection, RemoteConnection):
@@ -61,7 +65,7 @@ def unexpected(connection: Connection, index: int, token: int) -> None:
 
 @pytest.mark.parametrize("transport", RUNGS)
 @pytest.mark.parametrize(
-    "misdeed", [wrong_slot, wrong_job, garbage, out_of_window, oversize, bad_sum, cut_half_way, unexpected]
+    "misdeed", [wrong_slot, wrong_job, garbage, out_of_window, oversize, undersize, bad_sum, cut_half_way, unexpected]
 )
 def test_a_misdeed_costs_a_connection_but_no_batch(
     bench: Bench, transport: TransportChoice, misdeed: Callable[[Connection, int, int], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 from xxhash import xxh3_64_intdigest
@@ -88,6 +89,114 @@ def test_random_streams_deliver_every_index_whole(seed: int) -> None:
                 low += 1
                 slots.advance(low)
         assert low == INDEXES, "it hangs"
+
+
+class Crossing:
+    """A fetcher and its trainer, who hear of each other late; the trainer's rule: what it does not take it drops."""
+
+    def __init__(self, chance: random.Random, drops: bool = True) -> None:
+        self.chance = chance
+        self.drops = drops
+        self.window = chance.choice([1, 2, 3])
+        self.memory = bytearray(self.window * SLOT_BYTES)
+        self.slots = FetchSlots(memoryview(self.memory), self.window, SLOT_BYTES, 0, ())
+        self.senders: dict[int, Sender] = {}
+        self.fetcher_low = self.low = self.links = 0
+        self.said: deque[tuple[str, int, int]] = deque()
+        self.commands: deque[tuple[str, int, int, set[int]]] = deque()
+        self.have: dict[int, int] = {}
+        self.withheld: dict[int, set[int]] = {}  # by live link
+
+    def fetcher_acts(self) -> None:
+        if self.commands and self.chance.random() < 0.3:
+            self.command(*self.commands.popleft())
+        elif self.senders:
+            sender = self.chance.choice(list(self.senders.values()))
+            done = sender.go_on(self.slots, self.fetcher_low, self.window)
+            if done is not None:
+                self.said.append(("ready", sender.link, done))
+            elif self.chance.random() < 0.003:
+                self.end({sender.link})
+
+    def command(self, what: str, link: int, index: int, have: set[int]) -> None:
+        if what == "connect":
+            self.senders[link] = Sender(link, self.chance.randrange(1, 4), index, have)
+        elif what == "drop":
+            self.end(self.slots.drop(link, index))
+        elif what == "next":
+            self.fetcher_low = index
+            self.slots.advance(index)
+        elif self.senders.pop(link, None):
+            self.end(self.slots.link_gone(link))
+
+    def end(self, links: set[int]) -> None:
+        while links:
+            link = links.pop()
+            if self.senders.pop(link, None):
+                links |= self.slots.link_gone(link)
+                self.said.append(("down", link, 0))
+
+    def trainer_acts(self) -> None:
+        if self.said:
+            what, link, index = self.said.popleft()
+            if what == "down":
+                self.withheld.pop(link, None)
+            elif link in self.withheld and index >= self.low and self.chance.random() < 0.95:
+                assert index not in self.have, "two streams filled one slot"
+                self.have[index] = link
+            else:
+                self.refuse(link, index)
+        elif self.have and self.chance.random() < 0.02:  # its slot turned out to hold something else
+            index = self.chance.choice(list(self.have))
+            self.refuse(self.have.pop(index), index)
+        elif self.withheld and self.chance.random() < 0.02:
+            self.give_up(self.chance.choice(list(self.withheld)))
+        self.mend()
+
+    def refuse(self, link: int, index: int) -> None:
+        if self.drops or link in self.withheld:
+            self.commands.append(("drop", link, index, set()))
+        if link in self.withheld:
+            self.withheld[link].add(index)
+
+    def give_up(self, link: int) -> None:
+        del self.withheld[link]
+        self.commands.append(("disconnect", link, 0, set()))
+
+    def mend(self) -> None:
+        for link, withheld in list(self.withheld.items()):
+            if any(index >= self.low and index not in self.have for index in withheld):
+                self.give_up(link)
+        while len(self.withheld) < 2:
+            self.links += 1
+            self.withheld[self.links] = set(self.have)
+            self.commands.append(("connect", self.links, self.low, set(self.have)))
+
+    def consume(self) -> None:
+        if self.low in self.have:
+            start = (self.low % self.window) * SLOT_BYTES
+            body = bytes(self.memory[start : start + SLOT_BYTES - 5])
+            assert body in [content(self.low, token) for token in range(1, 4)], "whole, from one stream"
+            del self.have[self.low]
+            self.low += 1
+            self.commands.append(("next", 0, self.low, set()))
+
+    def run(self) -> bool:
+        """True if all indexes came."""
+        for _ in range(30000):
+            self.chance.choice([self.fetcher_acts, self.fetcher_acts, self.trainer_acts, self.consume])()
+            if self.low == INDEXES:
+                return True
+        return False
+
+
+def test_a_trainer_that_drops_what_it_does_not_take_gets_every_index(seed: int) -> None:
+    for round_ in range(60):
+        assert Crossing(random.Random(f"{seed}:{round_}")).run(), f"round {round_} hangs"
+
+
+def test_a_trainer_that_forgets_what_links_of_the_past_completed_hangs() -> None:
+    assert not all(Crossing(random.Random(f"0:{round_}"), drops=False).run() for round_ in range(60))
 
 
 def test_a_stream_that_breaks_the_rules_is_refused() -> None:

@@ -13,6 +13,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 
@@ -59,9 +61,7 @@ class Fetcher:
             case protocol.Connect(link, target, worker, hello):
                 stream = Stream(link, target, worker, hello, self._deliver)
                 self._streams[link] = stream
-                task = asyncio.create_task(self._serve(stream), name=f"stream-{worker}")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._begin(self._serve(stream), f"stream-{worker}")
             case protocol.Disconnect(link) if link in self._streams:
                 self._streams.pop(link).cancel()
                 self._start_over(self._slots.link_gone(link))
@@ -93,11 +93,22 @@ class Fetcher:
             await self._tell(protocol.Forward(stream.link, message))
 
     async def _tell(self, message: protocol.FetchMessage) -> None:
+        # The stream that says it may be ended meanwhile. Its READY must come all the same: the trainer alone says whether
+        # a slot that counts as full here is full.
+        await asyncio.shield(self._begin(self._send(message), "say"))
+
+    async def _send(self, message: protocol.FetchMessage) -> None:
         async with self._send_lock:  # asyncio allows one writer a socket
             try:
                 await asyncio.get_running_loop().sock_sendall(self._trainer, protocol.encode(message))
             except ConnectionError:
                 return  # the trainer is gone: `run` sees that and ends the process
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def _main(trainer: socket.socket, slab_fd: int) -> None:

@@ -143,12 +143,13 @@ class Connections:
                     try:
                         self._message(peer, message.message, now_s)
                     except ProtocolMismatch as error:
+                        self._forget(message)
                         self._links.down(peer, error, now_s)
         except (HeadraceError, OSError) as error:
             self._fetcher_ended(error, now_s)
 
     def _forget(self, message: protocol.FetchMessage) -> None:
-        """A message of a link that was given up meanwhile. A batch that it completed is not had here, so its slot is free."""
+        """A message that counts for nothing: of a link that was given up, or malformed. What it completed is not had here."""
         if isinstance(message, protocol.Forward) and isinstance(message.message, Ready):
             self._links.fetch.drop(message.link, message.message.index)
 
@@ -218,7 +219,9 @@ class Connections:
             self._changed()
             return
         log.info("batch_refused", worker=peer.worker, index=message.index, token=message.token, reason=verdict.value)
-        if verdict is Verdict.STALE and not local:
+        if (
+            not local
+        ):  # also a second copy: were the first one rejected, the fetcher would throw away all that come to replace it
             self._links.fetch.drop(link.number, message.index)
 
     @staticmethod

@@ -1,0 +1,71 @@
+"""The fetcher's promise to its trainer: whatever it counts as complete was told."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from xxhash import xxh3_64_intdigest
+
+from headrace.client.fetch_slots import FetchSlots
+from headrace.client.fetch_stream import Stream
+from headrace.client.fetcher import Fetcher
+from headrace.client.transports import fetch_protocol as protocol
+from headrace.core.errors import PeerGone
+from headrace.wire.messages import Chunk, Hello, Message, Ready, Started
+
+SLOT_BYTES = 64
+HELLO = Hello(1, "job", 0, 0, "nonce", 0, 1, (), "")
+
+
+def _fill(pipe: socket.socket) -> None:
+    try:
+        while True:
+            pipe.send(protocol.encode(protocol.Ping()))
+    except BlockingIOError:
+        return
+
+
+async def _told(pipe: socket.socket) -> list[protocol.FetchMessage]:
+    """All that is said until nothing more comes, without pings."""
+    told = []
+    try:
+        while True:
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(pipe, protocol.MAX_BYTES), 0.2)
+            message = protocol.decode(data)
+            if not isinstance(message, protocol.Ping):
+                told.append(message)
+    except TimeoutError:
+        return told
+
+
+async def _end_while_the_pipe_is_full() -> None:
+    ours, trainers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, trainers:
+        ours.setblocking(False)
+        trainers.setblocking(False)
+        slots = FetchSlots(memoryview(bytearray(SLOT_BYTES)), 1, SLOT_BYTES, 0, ())
+        fetcher = Fetcher(ours, slots)
+        stream = Stream(1, "", "w0", HELLO, fetcher._deliver)
+        fetcher._streams[1] = stream
+        body = b"x" * 10
+        ready = Ready(0, 1, 1, len(body), xxh3_64_intdigest(body))
+
+        async def say(*said: Message) -> None:
+            for message in said:
+                await fetcher._deliver(stream, message)
+
+        _fill(ours)
+        saying = asyncio.create_task(say(Chunk(0, 1, 0, memoryview(body)), ready, Started(0, 2)))
+        await asyncio.sleep(0.05)
+        saying.cancel()  # as Stream.end does
+        down = asyncio.create_task(fetcher._tell(protocol.Down(1, PeerGone.code, "over")))
+        told = await _told(trainers)
+        await down
+        assert saying.cancelled()
+        # Else its slot would be taken for full for ever by this side alone; and in this order.
+        assert told == [protocol.Forward(1, ready), protocol.Down(1, PeerGone.code, "over")]
+
+
+def test_a_ready_is_told_even_if_its_stream_ends_meanwhile() -> None:
+    asyncio.run(_end_while_the_pipe_is_full())
