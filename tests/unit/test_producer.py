@@ -22,6 +22,8 @@ from headrace.core.errors import BatchFailed, HeadraceError, SessionSuperseded, 
 from headrace.core.job import JobSpec, Session, Shuffle
 from headrace.core.pipeline_spec import PipelineSpec, Resize
 from headrace.wire import batch_meta, slot_format
+from headrace.worker import producer
+from headrace.worker.budget import ByteBudget
 from headrace.worker.engines.protocol import RunResult, Sample
 from headrace.worker.producer import Limits, Producer
 from headrace.worker.sources.protocol import ReadBatch, Reserve
@@ -400,6 +402,40 @@ async def test_reads_that_hang_neither_starve_another_job_nor_last_for_ever() ->
         await until(lambda: len(well.metas) == SAMPLES // BATCH, 0.9)
         await until(lambda: bool(stuck.errors))
         assert isinstance(stuck.errors[min(stuck.errors)], SourceUnavailable)
+
+
+async def test_reads_that_take_long_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer, "READ_LAG_S", 0.1)
+    async with running(Rig(Limits(read_deadline_s=2.0))) as rig:
+        work = await rig.session()
+        work.source = HangingSource()
+        port = Port(rig.producer, work)
+        rig.producer.opened(port)
+        await until(lambda: bool(port.begun))
+        assert rig.producer.lagging(0.0) == []
+        await until(lambda: bool(rig.producer.lagging(0.05)), 1.5)
+
+
+async def test_a_large_request_is_granted_in_its_turn() -> None:
+    budget = ByteBudget(100)
+    granted: list[str] = []
+
+    async def small() -> None:
+        for _ in range(50):
+            await budget.take(30)
+            await asyncio.sleep(0.001)
+            budget.give(30)
+        granted.append("small")
+
+    async def large() -> None:
+        await asyncio.sleep(0.005)
+        await budget.take(80)
+        granted.append("large")
+        budget.give(80)
+
+    await asyncio.gather(small(), small(), small(), large())
+    assert granted[0] == "large"
+    assert budget.held_bytes == 0
 
 
 async def test_encoded_bytes_in_flight_are_bounded() -> None:

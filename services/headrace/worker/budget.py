@@ -1,4 +1,4 @@
-"""A bound on encoded bytes that are read and not yet decoded."""
+"""A bound on the encoded bytes of one job that are read and not yet decoded."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import asyncio
 
 
 class ByteBudget:
-    """Counts bytes in flight; event loop thread. A request above the whole limit is granted when nothing else is held."""
+    """Counts bytes in flight; event loop thread. Grants requests in their order, one above the limit when nothing is held."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._changed = asyncio.Condition()
+        self._turn = asyncio.Lock()  # first come, first served: a large request must not wait for ever behind small ones
+        self._changed = asyncio.Event()
         self.held_bytes = 0
 
     async def take(self, count: int) -> None:
-        """Wait until `count` more bytes fit; they are held until `give`. The caller's read deadline bounds the wait."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.held_bytes == 0 or self.held_bytes + count <= self._limit)
+        """Wait until `count` more bytes fit; they are held until `give`. Ends as what holds them does: reads have a deadline."""
+        async with self._turn:
+            while self.held_bytes and self.held_bytes + count > self._limit:
+                self._changed.clear()
+                await self._changed.wait()
             self.held_bytes += count
 
-    async def give(self, count: int) -> None:
+    def give(self, count: int) -> None:
         """Bytes are decoded, or given up."""
-        async with self._changed:
-            self.held_bytes -= count
-            self._changed.notify_all()
+        self.held_bytes -= count
+        self._changed.set()

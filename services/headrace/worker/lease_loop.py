@@ -32,8 +32,10 @@ log = structlog.get_logger()
 FIRST_TTL_S = 3.0
 # Lags above this are reported; what follows from them is the coordinator's to decide.
 LAG_FLOOR_S = 1.0
-# A job that could not be opened is stated for so long, so that its lanes stay away until it is worth another try.
+# A job that could not be opened is stated for so long, doubled with each failure in a row, so that its lanes stay away until
+# another try is worth it.
 UNABLE_S = 30.0
+UNABLE_MOST_S = 1800.0
 _CHANNEL = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -76,7 +78,7 @@ class LeaseLoop:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._interval_s = 0.5
         self._ttl_s = FIRST_TTL_S
-        self._unable_until_s: dict[str, float] = {}
+        self._unable: dict[str, tuple[float, float]] = {}  # job -> until when, for how long
         self._unheard_since_s: float | None = None
         self._registered = False
         self._opening: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -149,8 +151,9 @@ class LeaseLoop:
             held=held,
         )
         now = time.monotonic()
-        self._unable_until_s = {job: until_s for job, until_s in self._unable_until_s.items() if until_s > now}
-        request.unable_jobs.extend(sorted(self._unable_until_s))
+        # Kept for a while longer, so that the next failure is known to be one in a row.
+        self._unable = {job: times for job, times in self._unable.items() if times[0] + times[1] > now}
+        request.unable_jobs.extend(sorted(job for job, (until_s, _) in self._unable.items() if until_s > now))
         for job, lane, behind_s in self._producer.lagging(LAG_FLOOR_S):
             request.lagging.add(job=job, lane=lane).behind.FromMicroseconds(int(behind_s * 1e6))
         return request
@@ -214,7 +217,7 @@ class LeaseLoop:
         try:
             tools = await self._toolbox.get(job)
             await self._sessions.put(SessionWork(session, tools.engine, tools.source))
-            self._unable_until_s.pop(job.name, None)
+            self._unable.pop(job.name, None)
             log.info("session", job=job.name, attempt=session.attempt, world=session.world, window=session.window)
         except HeadraceError as error:
             await self._cannot_serve(session, error)
@@ -231,6 +234,8 @@ class LeaseLoop:
         job, worker = session.job.name, self._identity.endpoint.worker
         log.error("job_cannot_be_served", job=job, attempt=session.attempt, error=str(error))
         text = f"worker {worker} cannot serve job {job!r}: {error.message}"
-        self._unable_until_s[job] = time.monotonic() + UNABLE_S
+        _, before_s = self._unable.get(job, (0.0, UNABLE_S / 2))
+        for_s = min(2 * before_s, UNABLE_MOST_S)
+        self._unable[job] = (time.monotonic() + for_s, for_s)
         self._sessions.mark_broken(session.key, from_code(error.code, text, {**error.ids, "job": job, "worker": worker}))
         await asyncio.sleep(1.0)

@@ -20,13 +20,13 @@ from headrace.core.session_plan import Position
 from headrace.core.substitution import candidates
 from headrace.wire import batch_meta, slot_format
 from headrace.worker.budget import ByteBudget
-from headrace.worker.sources.protocol import ReadBatch, Reserve
+from headrace.worker.sources.protocol import ReadBatch
 from headrace.worker.work import SessionWork
 
 
 @dataclass(slots=True)
 class Order:
-    """A batch to be made. slot: writable, slot_bytes long. leased_s, slot_free_s, started_s: CLOCK_MONOTONIC."""
+    """A batch to be made. slot: writable, slot_bytes long. Times: CLOCK_MONOTONIC; read_s: once it has its bytes."""
 
     work: SessionWork
     rank: int
@@ -39,6 +39,7 @@ class Order:
     leased_s: float
     slot_free_s: float
     started_s: float
+    read_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,33 +66,38 @@ class Workshop:
 
     executor: Executor
     engine_turn: asyncio.Lock
-    budget: ByteBudget
     read_deadline_s: float
 
 
-async def make_batch(order: Order, shop: Workshop) -> Made:
-    """Make one batch into its slot. Raises BatchFailed, or the source's ShardMissing, ShardChanged or SourceUnavailable."""
+async def make_batch(order: Order, shop: Workshop, budget: ByteBudget) -> Made:
+    """Make one batch into its slot; budget: of its job.
+
+    Raises BatchFailed, or the source's ShardMissing, ShardChanged, AccessDenied or SourceUnavailable.
+    """
     samples = order.work.batch_samples(order.position)
-    reserved = 0
-
-    async def reserve(count: int) -> None:
-        nonlocal reserved
-        await shop.budget.take(count)
-        reserved += count
-
+    reserved: list[int] = []
     try:
-        read = await _read(order, samples.sample_ids.tolist(), reserve, shop.read_deadline_s)
-        read_s = time.monotonic()
+        read = await _read(order, samples.sample_ids.tolist(), shop.read_deadline_s, budget, reserved)
+        order.read_s = time.monotonic()
         loop = asyncio.get_running_loop()
         async with shop.engine_turn:
-            return await loop.run_in_executor(shop.executor, _produce, order, samples.sample_ids, samples.mask, read, read_s)
+            return await loop.run_in_executor(shop.executor, _produce, order, samples.sample_ids, samples.mask, read)
     finally:
-        await shop.budget.give(reserved)
+        budget.give(sum(reserved))
 
 
-async def _read(order: Order, sample_ids: list[int], reserve: Reserve, deadline_s: float) -> ReadBatch:
+async def _read(order: Order, sample_ids: list[int], deadline_s: float, budget: ByteBudget, reserved: list[int]) -> ReadBatch:
+    """Read within the deadline, which does not run while the bytes wait for room; `reserved` gets what is held of the budget."""
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(deadline_s) as deadline:
+
+            async def reserve(count: int) -> None:
+                deadline.reschedule(None)
+                await budget.take(count)
+                reserved.append(count)
+                deadline.reschedule(loop.time() + deadline_s)
+
             return await order.work.source.read(sample_ids, reserve)
     except TimeoutError:
         job, position = order.work.session.job, order.position
@@ -101,7 +107,8 @@ async def _read(order: Order, sample_ids: list[int], reserve: Reserve, deadline_
         ) from None  # fmt: skip
 
 
-def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_], read: ReadBatch, read_s: float) -> Made:
+def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_], read: ReadBatch) -> Made:
+    assert order.read_s is not None
     session = order.work.session
     job = session.job
     pixels = slot_format.pixels(order.slot, order.work.pixel_bytes)
@@ -139,7 +146,7 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
             "leased": order.leased_s,
             "slot_free": order.slot_free_s,
             "started": order.started_s,
-            "read": read_s,
+            "read": order.read_s,
             "engine": begun,
             "decoded": begun + (augmented - begun) * share,
             "augmented": augmented,
@@ -163,7 +170,7 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
         total,
         read.read_bytes,
         read.requests,
-        read_s - order.started_s,
+        order.read_s - order.started_s,
         augmented - begun,
         result.decode_s,
         result.augment_s,

@@ -32,6 +32,8 @@ log = structlog.get_logger()
 
 # How long a HELLO waits for a session that this worker has not heard of yet; heartbeats come more often than that.
 ADMIT_DEADLINE_S = 2.0
+# Reads of a batch that take so long count as lagging: far above what an object store needs, far below the reads' deadline.
+READ_LAG_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class _PortState:
 
     port: OutPort
     free_since: dict[int, float] = field(default_factory=dict)
-    building: set[int] = field(default_factory=set)
+    building: dict[int, Order] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,9 @@ class Producer:
         self._tasks: dict[asyncio.Task[None], SessionWork] = {}
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="headrace-engine")
-        budget = ByteBudget(limits.read_ahead_bytes)
-        stats.read_ahead(lambda: budget.held_bytes)
-        self._shop = Workshop(self._executor, asyncio.Lock(), budget, limits.read_deadline_s)
+        self._budgets: dict[str, ByteBudget] = {}
+        stats.read_ahead(lambda: sum(budget.held_bytes for budget in list(self._budgets.values())))
+        self._shop = Workshop(self._executor, asyncio.Lock(), limits.read_deadline_s)
         self._used_s: dict[str, float] = {}
         self._draining = False
 
@@ -136,9 +138,10 @@ class Producer:
         return [work.session.job for work in self._tasks.values()]
 
     def lagging(self, behind_s: float) -> list[tuple[str, int, float]]:
-        """(job, lane, seconds) where a rank's very next batch has been wanted from here for longer, and is not begun.
+        """(job, lane, seconds) where a rank's very next batch has been wanted from here for longer, and is not being made.
 
-        One that is being made is not lagging, however long it takes: taking its lane away would throw the work away.
+        One that has its bytes is not lagging, however long the engine takes: taking its lane away would throw the work away.
+        One whose reads take long is: another worker may reach the data better.
         """
         now = time.monotonic()
         found: dict[tuple[str, int], float] = {}
@@ -148,7 +151,8 @@ class Producer:
             position = work.locate(state.port.rank, index) if work else None
             if work is None or position is None or position.lane not in work.leases or not state.port.wants(index):
                 continue
-            if index in state.building:
+            order = state.building.get(index)
+            if order is not None and (order.read_s is not None or now - order.started_s < READ_LAG_S):
                 continue
             behind = now - max(state.free_since.get(index, now), work.leases[position.lane].since_s)
             if behind > behind_s:
@@ -254,7 +258,7 @@ class Producer:
             slot_free_s=candidate.state.free_since[candidate.index],
             started_s=now,
         )
-        candidate.state.building.add(candidate.index)
+        candidate.state.building[candidate.index] = order
         candidate.state.port.started(candidate.index, lease.token)
         task = asyncio.create_task(
             self._make(candidate, order), name=f"batch-{candidate.position.epoch}-{candidate.position.batch}"
@@ -266,7 +270,7 @@ class Producer:
         port, index = candidate.state.port, candidate.index
         job = candidate.work.session.job
         try:
-            made = await make_batch(order, self._shop)
+            made = await make_batch(order, self._shop, self._budget(job.name))
         except HeadraceError as error:
             told = _with_place(error, order)
             log.error("batch_failed", index=index, error=told.message, code=told.code, **told.ids)
@@ -285,9 +289,16 @@ class Producer:
             port.abandon(index)
             raise
         finally:
-            candidate.state.building.discard(index)
+            del candidate.state.building[index]
         self._used_s[job.name] = self._used_s.get(job.name, 0.0) + made.busy_s
         self._publish(candidate, order, made)
+
+    def _budget(self, job: str) -> ByteBudget:
+        """Each job has its own: reads of one that hang must not hold up the others'."""
+        for name in [name for name, budget in self._budgets.items() if name != job and not budget.held_bytes]:
+            if not any(port.job == name for port in self._ports):
+                del self._budgets[name]
+        return self._budgets.setdefault(job, ByteBudget(self._limits.read_ahead_bytes))
 
     def _publish(self, candidate: _Candidate, order: Order, made: Made) -> None:
         port = candidate.state.port

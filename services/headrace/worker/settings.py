@@ -58,7 +58,7 @@ class WorkerSettings(BaseSettings):
         description="Batches being read or decoded at a time; one decodes on all threads, the others are read ahead.",
     )
     read_ahead_bytes: int = Field(
-        1 << 30, ge=1, description="Bound on the encoded bytes of batches that are read and not yet decoded."
+        1 << 30, ge=1, description="Bound on the encoded bytes of a job that are read and not yet decoded."
     )
     # Far above any read: the source's own retries give up after some ten seconds; this ends a mount that hangs.
     read_deadline_s: float = Field(120.0, gt=0, description="How long the reads of one batch may take before the job fails.")
