@@ -15,7 +15,7 @@ class ByteBudget:
         self.held_bytes = 0
 
     async def take(self, count: int) -> None:
-        """Wait until `count` more bytes fit; they are held until `give`. Ends as what holds them does: reads have a deadline."""
+        """Wait until `count` more bytes fit; held until `give`. Ends as what holds the others does: reads have a deadline."""
         async with self._turn:
             while self.held_bytes and self.held_bytes + count > self._limit:
                 self._changed.clear()
