@@ -56,7 +56,8 @@ class Stream:
     forms once all ranks have joined. Batches count as taken when they are handed over: `state_dict()` in the body of a
     loop says to go on after the batch in hand, and `commit()` commits it too.
 
-    Use it as a context manager, or call `close()`.
+    Use it as a context manager, or call `close()`. A signal handler may raise an exception, also while a batch is waited for,
+    but must not call the stream's methods: set a flag, and look at it between batches.
     """
 
     def __init__(self, job: JobSpec, options: StreamOptions, connect: Connector) -> None:

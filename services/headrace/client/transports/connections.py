@@ -121,6 +121,8 @@ class Connections:
                     self._message(source, message, now_s)
                     if source.link is not link:
                         return
+            except TimeoutError:
+                raise  # no socket of ours gives it: a signal handler's
             except (HeadraceError, OSError) as error:
                 self._links.down(source, error, now_s)
 
@@ -128,7 +130,11 @@ class Connections:
         """What local workers have sent is looked at now; for the thread that takes."""
         for peer in list(self._links.peers.values()):
             if peer.welcomed and isinstance(peer.link, LocalLink):
-                self.readable(peer, now_s)
+                try:
+                    self.readable(peer, now_s)
+                except BaseException:  # a signal handler's, perhaps between a message and its meaning: HELLO asks for it again
+                    self._links.down(peer, PeerGone("interrupted while reading"), now_s)
+                    raise
 
     def _fetch_readable(self, now_s: float) -> None:
         try:
