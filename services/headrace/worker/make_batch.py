@@ -87,7 +87,7 @@ async def make_batch(order: Order, shop: Workshop, budget: ByteBudget) -> Made:
 
 
 async def _read(order: Order, sample_ids: list[int], deadline_s: float, budget: ByteBudget, reserved: list[int]) -> ReadBatch:
-    """Read within the deadline, which does not run while the bytes wait for room; `reserved` gets what is held of the budget."""
+    """Read within the deadline, which does not run while bytes wait for room; `reserved` gets what is held."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(deadline_s) as deadline:
