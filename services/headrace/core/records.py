@@ -6,6 +6,7 @@ Pure. Size is O(lanes + ranks + workers), never O(samples). Times are the store'
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -153,28 +154,28 @@ def _fields(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _known(record: type[Record], data: bytes) -> dict[str, Any]:
-    """The fields that this version knows: one that is newer may write more into the same store."""
-    return {name: value for name, value in json.loads(data).items() if name in record.__dataclass_fields__}
+def _known(kind: type[Record | StreamState | Endpoint | LaneTrouble], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that this version knows: one that is newer may write more into the same store, at any depth."""
+    return {name: value for name, value in data.items() if name in kind.__dataclass_fields__}
 
 
-def _state(data: Any) -> StreamState | None:
-    return None if data is None else StreamState(**data)
+def _state(data: Mapping[str, Any]) -> StreamState:
+    return StreamState(**_known(StreamState, data))
 
 
 # Cached by their bytes: a tick every half second would otherwise parse what has not changed.
 @lru_cache(maxsize=256)
 def job_from_bytes(data: bytes) -> JobRecord:
     """Read a JobRecord."""
-    fields = _known(JobRecord, data)
+    fields = _known(JobRecord, json.loads(data))
     return JobRecord(JobSpec.from_dict(fields["spec"]), fields["opened_us"])
 
 
 @lru_cache(maxsize=256)
 def session_from_bytes(data: bytes) -> SessionRecord:
     """Read a SessionRecord."""
-    fields = _known(SessionRecord, data)
-    fields["fallback"] = StreamState(**fields["fallback"])
+    fields = _known(SessionRecord, json.loads(data))
+    fields["fallback"] = _state(fields["fallback"])
     fields["barred"] = tuple((incarnation, group, since_us) for incarnation, group, since_us in fields.get("barred", ()))
     return SessionRecord(**fields)
 
@@ -188,18 +189,18 @@ def lane_from_bytes(data: bytes) -> LaneRecord:
 @lru_cache(maxsize=4096)
 def rank_from_bytes(data: bytes) -> RankRecord:
     """Read a RankRecord."""
-    fields = _known(RankRecord, data)
-    fields["state"] = _state(fields["state"])
+    fields = _known(RankRecord, json.loads(data))
+    fields["state"] = None if fields["state"] is None else _state(fields["state"])
     fields["waits"] = tuple((cause, seconds) for cause, seconds in fields["waits"])
-    fields["troubles"] = tuple(LaneTrouble(**trouble) for trouble in fields.get("troubles", ()))
+    fields["troubles"] = tuple(LaneTrouble(**_known(LaneTrouble, trouble)) for trouble in fields.get("troubles", ()))
     return RankRecord(**fields)
 
 
 @lru_cache(maxsize=4096)
 def worker_from_bytes(data: bytes) -> WorkerRecord:
     """Read a WorkerRecord."""
-    fields = _known(WorkerRecord, data)
-    fields["endpoint"] = Endpoint(**fields["endpoint"])
+    fields = _known(WorkerRecord, json.loads(data))
+    fields["endpoint"] = Endpoint(**_known(Endpoint, fields["endpoint"]))
     fields["ops"] = tuple(fields["ops"])
     fields["replaced"] = tuple(fields["replaced"])
     fields["lagging"] = tuple((job, lane, behind_s) for job, lane, behind_s in fields["lagging"])
