@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -137,3 +138,11 @@ def test_silent_workers_keep_what_they_have_and_get_nothing(
 
 def test_lanes_that_nobody_can_take_stay_where_they_are() -> None:
     assert deal({0: "a", 2: "b"}, 3, Fleet({}, {})) == {0: "a", 1: "", 2: "b"}
+
+
+def test_relief_gives_no_lane_to_who_is_barred_from_it() -> None:
+    before = {lane: "ab"[lane % 2] for lane in range(12)}
+    lagging = frozenset({("a", 0)})
+    able = Fleet({"a": 1, "b": 1}, {}, lagging=lagging, barred=frozenset({("b", 0)}))
+    assert deal(before, 12, able, 2) == before
+    assert deal(before, 12, replace(able, barred=frozenset()), 2) == {**before, 0: "b"}

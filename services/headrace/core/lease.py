@@ -252,7 +252,9 @@ def _relieve_lagging(kept: dict[int, str], fleet: Fleet, groups: int) -> None:
         if kept.get(lane) != owner or owner in relieved:
             continue
         fit = [name for name in able if (name, lane % groups) not in fleet.barred]
-        name = min(fit or able, key=lambda name: ((held[name] + 1) / fleet.weights[name], name))
+        if not fit:
+            continue  # who is barred from it would lose it again at once
+        name = min(fit, key=lambda name: ((held[name] + 1) / fleet.weights[name], name))
         kept[lane] = name
         held[name] += 1
         relieved.add(owner)
