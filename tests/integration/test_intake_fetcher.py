@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import time
 
 import psutil
@@ -16,7 +17,7 @@ from headrace.client.transports.fetch_host import FetchHost
 from headrace.core.errors import PeerGone, WaitTimeout
 from headrace.wire.messages import Ready
 from tests.integration.fake_worker import Connection
-from tests.integration.intake_bench import Bench, eat, take_in_vain, until
+from tests.integration.intake_bench import DEADLINE_S, Bench, eat, take_in_vain, until
 
 
 def _ready_lies_unread(pipe: socket.socket) -> bool:
@@ -135,4 +136,27 @@ def test_a_pause_of_this_process_is_not_held_against_the_fetcher() -> None:
                 host.check(now_s)
     finally:
         host.close()
+        assert host.gone(DEADLINE_S)
         host.slab.close(2**64)
+
+
+def test_a_fetcher_that_outlives_its_kill_holds_nobody_up_and_writes_to_no_slab_in_use(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_host, "HUNG_S", 1.0)
+    worker = bench.worker()
+    intake = bench.intake("grpc")
+    intake.update(bench.tables.give(worker))
+    eat(intake, range(5))
+    (fetcher,) = psutil.Process().children()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "kill", lambda process: None)  # as if it hung in the kernel
+        slab = intake._links.fetch.host.slab  # type: ignore[union-attr]
+        os.kill(fetcher.pid, signal.SIGSTOP)
+        eat(intake, range(5, 30))
+        assert fetcher.status() == psutil.STATUS_STOPPED
+        assert len(psutil.Process().children()) == 2 and slab.memory.closed
+    fetcher.kill()
+    until(lambda: not psutil.pid_exists(fetcher.pid), "it is reaped once it is dead")
+    eat(intake, range(30, 40))
+    assert len(worker.hellos) == 2

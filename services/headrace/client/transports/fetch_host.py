@@ -32,7 +32,6 @@ START_S = 60.0
 _LONGEST_STEP_S = 2.0
 
 _MESSAGES_A_CALL = 64
-_STOP_S = 5.0
 
 
 class FetchHost:
@@ -47,6 +46,7 @@ class FetchHost:
         self.slab, self._slab_fd = create_slab(slab_number, slots, slot_bytes)
         self.socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed: subprocess.Popen[bytes] | None = None  # not known to be dead
         self._unsent: deque[bytes] = deque()
         self._buffer = bytearray(protocol.MAX_BYTES)
         self._heard = self._answers = self._pinged = False
@@ -60,12 +60,17 @@ class FetchHost:
         return self._process.pid if self._process else 0
 
     @property
+    def killed_pid(self) -> int:
+        """The process that was killed and is not known to be dead, or 0."""
+        return self._killed.pid if self._killed else 0
+
+    @property
     def wants_write(self) -> bool:
         """True while commands wait for room in the socket."""
         return bool(self._unsent)
 
     def start(self, next_index: int, have: tuple[int, ...]) -> socket.socket:
-        """Start a process; returns our end of its socket. Raises OSError if that fails."""
+        """Start a process, once the last one is `gone`; returns our end of its socket. Raises OSError if that fails."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             ours.setblocking(False)
@@ -155,7 +160,10 @@ class FetchHost:
         return ""
 
     def stop(self) -> int | None:
-        """End the process, if there is one, and reap it; the slab stays. Returns its exit status (negative: a signal)."""
+        """End the process, if there is one; the slab stays. Returns its exit status (negative: a signal) if it was dead.
+
+        One that lives is killed and not waited for: until it is `gone` it may still write to the slab.
+        """
         if self.socket is not None:
             self.socket.close()
             self.socket = None
@@ -167,8 +175,18 @@ class FetchHost:
         status = process.poll()
         if status is None:  # it has nothing to save
             process.kill()
-            process.wait(_STOP_S)
+            self._killed = process
         return status
+
+    def gone(self, wait_s: float = 0.0) -> bool:
+        """Reap what was killed; False while it lives, for at most so long."""
+        if self._killed is not None:
+            try:
+                self._killed.wait(wait_s)
+            except subprocess.TimeoutExpired:
+                return False
+            self._killed = None
+        return True
 
     def close(self) -> None:
         """End the process and give up the slab's descriptor; the slab's mapping is its owner's to close."""

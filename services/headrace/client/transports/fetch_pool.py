@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import selectors
+import time
 from collections.abc import Callable, Iterator
 
 import structlog
@@ -18,6 +19,10 @@ from headrace.wire.messages import Next
 
 log = structlog.get_logger()
 
+# So long a killed process may take to die before its slab is given up for another one; slabs are large.
+_DYING_S = 1.0
+# So long all that were killed are waited for at the end.
+_REAP_S = 5.0
 # Starts in a row whose process ended before it delivered anything: then something is wrong with the installation.
 _MOST_STARTS = 8
 
@@ -40,6 +45,8 @@ class FetchPool:
         self._add_slab = add_slab
         self._retry_at_s = 0.0
         self._failures = 0
+        self._dying_until_s = 0.0
+        self._dying: list[FetchHost] = []  # given up, their processes not known to be dead
         self.host: FetchHost | None = None
 
     @property
@@ -52,6 +59,14 @@ class FetchPool:
 
         Raises TransportUnavailable if there is no memory, or processes keep ending at once.
         """
+        if self.host is not None and not self.host.gone():
+            if now_s < self._dying_until_s:
+                self._retry_at_s = max(self._retry_at_s, now_s + backoff_s(0))
+                return None
+            log.warning(
+                "fetcher_lingers", pid=self.host.killed_pid, reason="it was killed and is not dead; another slab is used"
+            )
+            self.retire()
         if self.host is None:
             self.host = FetchHost(self._number(), self._arrivals.window, self._slot_bytes)
             self._add_slab(self.host.slab)
@@ -72,8 +87,10 @@ class FetchPool:
             yield from self.host.receive()
 
     def check(self, now_s: float) -> None:
-        """See FetchHost."""
+        """See FetchHost; reaps what was killed."""
+        self._dying = [host for host in self._dying if not host.gone()]
         if self.host is not None:
+            self.host.gone()
             self.host.check(now_s)
 
     @property
@@ -114,6 +131,7 @@ class FetchPool:
         Raises TransportUnavailable after too many in a row.
         """
         status = self._stop()
+        self._dying_until_s = now_s + _DYING_S
         self._failures += 1
         self._retry_at_s = now_s + backoff_s(self._failures)
         log.warning("fetcher_end", reason=reason, exit_status="none" if status is None else status, failures=self._failures)
@@ -130,7 +148,17 @@ class FetchPool:
             self._stop()
             self.host.close()
             self.host.slab.in_use = False
+            self._dying.append(self.host)
         self.host = None
+
+    def close(self) -> None:
+        """End the process and reap all; one that cannot be killed is told and left."""
+        self.retire()
+        end_s = time.monotonic() + _REAP_S
+        for host in self._dying:
+            if not host.gone(max(0.0, end_s - time.monotonic())):
+                log.warning("fetcher_lingers", pid=host.killed_pid, reason="it was killed and is not dead; it is left")
+        self._dying.clear()
 
     def _stop(self) -> int | None:
         if self.host is None:

@@ -209,7 +209,7 @@ class Links:
         for peer in self.peers.values():
             if peer.link is not None:
                 self.unlink(peer, "closed", 0.0)
-        self.fetch.retire()
+        self.fetch.close()
         for slab in self.slabs.values():
             slab.close(below=2**64)
         self.slabs.clear()
