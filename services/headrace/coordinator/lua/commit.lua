@@ -6,7 +6,8 @@
 --         for each write: number of its key, field, 'w' or 'd' (delete), data ('' where deleted)
 -- Return  the stamp of the write, or false where an expected record differed and nothing was written
 --
--- The stamp is the store's time in microseconds, or one more than the newest of the tables if that is later.
+-- The stamp is the store's time in microseconds, or one more than the newest of the tables if that is later. A table whose
+-- last record is deleted goes with its stamp: the keys of forgotten jobs would add up.
 local channel, hint, expected, writes = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local at = 5
 for _ = 1, expected do
@@ -35,6 +36,11 @@ for _ = 1, writes do
   end
   redis.call('HSET', key, '#', stamp)
   at = at + 4
+end
+for _, key in ipairs(KEYS) do
+  if redis.call('HLEN', key) == 1 and redis.call('HEXISTS', key, '#') == 1 then
+    redis.call('DEL', key)
+  end
 end
 if hint ~= '' then
   redis.call('PUBLISH', channel, hint)
