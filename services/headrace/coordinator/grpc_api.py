@@ -18,6 +18,7 @@ from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import ManifestFacts, Manifests
+from headrace.coordinator.trouble_log import TroubleLog
 from headrace.core.errors import HeadraceError, ManifestInvalid, RankClaimed, WorldMismatch
 from headrace.core.events import Adopt, JobState, Joined, Observe, Open
 from headrace.core.job import MAX_WORLD, JobSpec
@@ -55,6 +56,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         self._manifests = manifests
         self._beats = beats
         self._instruments = instruments
+        self._troubles = TroubleLog()
 
     # --- the six calls ------------------------------------------------------------------------------------------------
 
@@ -138,6 +140,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     async def _report(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
         event = requests.progress_of(request)
         await self._ledger.update(request.id.job, event, rank=event.rank)
+        self._troubles.tell(request)
         return pb.ReportProgressResponse()
 
     async def _leave(self, request: pb.LeaveSessionRequest) -> pb.LeaveSessionResponse:
