@@ -19,8 +19,8 @@ from headrace.telemetry import metrics
 if TYPE_CHECKING:
     from headrace.coordinator.board import Board
 
-# Reports over which "recent" starvation is told: 2 a second make 15 s.
-_RECENT_REPORTS = 30
+# Points over which "recent" starvation is told: ranks report once a second, so that they span some 30 s.
+_RECENT_POINTS = 30
 
 
 class Instruments:
@@ -65,7 +65,7 @@ class Recent:
     def note(self, job: str, rank: int, record: RankRecord) -> None:
         """Take a rank's newest totals."""
         key = job, rank, record.nonce
-        points = self._points.setdefault(key, deque(maxlen=_RECENT_REPORTS))
+        points = self._points.setdefault(key, deque(maxlen=_RECENT_POINTS))
         if not points or record.elapsed_s > points[-1][0]:
             points.append((record.elapsed_s, waited_s(record)))
             self._waits[key] = grown(self._waits.get(key, {}), waits_so_far(record))

@@ -51,10 +51,11 @@ class CoordinatorSettings(BaseSettings):
     session_idle_s: float = Field(
         60.0, ge=0, le=86400, description="Lanes are released when all ranks of a session have been silent for so long."
     )
-    # A worker says so only of batches that it has not begun, so this need not be above any batch's own time.
+    # A worker says so only of batches that it has not begun, so this need not be above any batch's own time. Workers and
+    # ranks tell what lasts a second or longer: less would promise what nobody can keep.
     lag_s: float = Field(
         5.0,
-        gt=0,
+        ge=1,
         le=600,
         description="A lane goes to another worker when a rank has been waiting for so long for a batch that is not begun.",
     )
