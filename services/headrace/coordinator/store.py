@@ -2,8 +2,8 @@
 
 A table is a hash of small records; all tables of one group (one job, or the fleet) can be loaded and written atomically.
 A stamp is given to every record when it is written: above all earlier stamps of its table and at least the store's time in
-microseconds, so that a store that lost its last second never gives one twice, and equal stamps mean equal records. A table without records
-leaves nothing behind, not even its stamp.
+microseconds, so that a store that lost its last second never gives one twice, and equal stamps mean equal records.
+A table without records leaves nothing behind, not even its stamp.
 Implementations: `store_memory` (one process, for tests) and `store_redis`; tests/contract/test_store.py holds them to this.
 """
 
