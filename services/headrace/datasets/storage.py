@@ -27,7 +27,7 @@ class ObjectMissing(HeadraceError):
 
 
 class ObjectReplaced(HeadraceError):
-    """What is stored at that path has another tag than demanded; callers turn it into ShardChanged."""
+    """What is stored at that path has another tag than demanded; readers ask again or turn it into ShardChanged."""
 
     code = "object_replaced"
     grpc_status = "FAILED_PRECONDITION"

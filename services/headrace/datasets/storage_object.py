@@ -81,8 +81,11 @@ class ObjectStorage:
             )
 
         async def guarded() -> Bytes:
-            result = await obstore.get_async(self._store, path, options={"range": (start, start + length), "if_match": tag})
-            return await result.bytes_async()
+            try:
+                result = await obstore.get_async(self._store, path, options={"range": (start, start + length), "if_match": tag})
+                return await result.bytes_async()
+            except PreconditionError:
+                raise ObjectReplaced(f"{self.address}: {path} was replaced", path=path, address=self.address) from None
 
         return memoryview(await self._call(path, guarded))
 
@@ -122,8 +125,6 @@ class ObjectStorage:
                 raise ObjectMissing(
                     f"{self.address}: {path or 'the prefix'} is not there", path=path, address=self.address
                 ) from None
-            except PreconditionError:
-                raise ObjectReplaced(f"{self.address}: {path} was replaced", path=path, address=self.address) from None
             except (PermissionDeniedError, UnauthenticatedError) as error:
                 raise AccessDenied(
                     f"{self.address} refuses access: check the credentials and what they allow ({_short(error)})",

@@ -209,6 +209,7 @@ class RemoteTarReader:
         self._storage = storage
         self._slots = asyncio.Semaphore(REMOTE_REQUESTS)
         self._checks: dict[int, asyncio.Task[str]] = {}
+        self._untagged: set[int] = set()  # shards whose server does not know its own tags again
 
     async def read(self, wanted: Sequence[Wanted]) -> ReadCount:
         """Read all, neighbours at once."""
@@ -229,10 +230,21 @@ class RemoteTarReader:
             data = await self._get(number, shard, extent)
         except ObjectReplaced:
             self._checks.pop(number, None)  # another object by now: it may be the right one, put back
-            data = await self._get(number, shard, extent)
+            data = await self._get_again(number, shard, extent)
         if len(data) != extent.length:
             raise changed(shard, shard.name, f"it ends at {extent.start + len(data)} bytes")
         _fill(wishes, extent, data)
+
+    async def _get_again(self, number: int, shard: Shard, extent: Extent) -> memoryview:
+        """After a refusal by tag; where the check's own tag is refused, the tag counts only if the manifest has it."""
+        try:
+            return await self._get(number, shard, extent)
+        except ObjectReplaced as error:
+            if shard.etag:
+                raise changed(shard, shard.name, "it was replaced again, or its store refuses the tag that it names") from error
+        self._untagged.add(number)
+        self._checks.pop(number, None)
+        return await self._get(number, shard, extent)
 
     async def _get(self, number: int, shard: Shard, extent: Extent) -> memoryview:
         tag = await self._checked(number)
@@ -244,25 +256,27 @@ class RemoteTarReader:
             except ObjectReplaced:
                 raise
             except HeadraceError:
-                await self._check(shard)  # a range beyond a shortened object fails like a fault that may pass
+                await self._check(number)  # a range beyond a shortened object fails like a fault that may pass
                 raise
 
     async def _checked(self, number: int) -> str:
         """Check a shard once, and give the tag of what was checked; a failed check is made again by the next read."""
         task = self._checks.get(number)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = asyncio.get_running_loop().create_task(self._check(self._shards[number]))
+            task = asyncio.get_running_loop().create_task(self._check(number))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._checks[number] = task
         return await asyncio.shield(task)
 
-    async def _check(self, shard: Shard) -> str:
+    async def _check(self, number: int) -> str:
         """The object's tag, empty where it has none or the server may not know it again."""
+        shard = self._shards[number]
         try:
             info = await self._storage.head(shard.name)
             if info.size != shard.bytes:
                 raise changed(shard, shard.name, f"{info.size} bytes, not {shard.bytes}")
-            tag = "" if info.etag.startswith("W/") else info.etag  # a weak tag never matches
+            weak = info.etag.startswith("W/")  # such a tag never matches
+            tag = "" if weak or number in self._untagged else info.etag
             if shard.etag and info.etag:
                 if info.etag != shard.etag:
                     raise changed(shard, shard.name, f"tag {info.etag}, not {shard.etag}")
@@ -271,7 +285,10 @@ class RemoteTarReader:
         except ObjectMissing as error:
             raise missing(shard, shard.name, self._storage.address) from error
         except ObjectReplaced as error:
-            raise changed(shard, shard.name, "it was replaced while it was checked") from error
+            if not tag:
+                raise changed(shard, shard.name, "it was replaced while it was checked") from error
+            self._untagged.add(number)  # no tag was recorded, and what is there must pass the check all the same
+            return await self._check(number)
         if edge_hash(*edges) != shard.edge_hash:
             raise changed(shard, shard.name, "other content at its start or end")
         return tag
