@@ -1,6 +1,7 @@
 """All links of one rank: who must be connected, what their messages mean, when to try again.
 
-Runs on the thread `headrace-intake`, under the intake's lock; `core.arrivals` decides, this does. Nothing here blocks.
+Runs under the intake's lock: on the thread `headrace-intake`, and `read_local` on the one that takes. `core.arrivals` decides,
+this does. Nothing here blocks.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ _MESSAGES_A_CALL = 64
 
 
 class FetchHost:
-    """One slab of the trainer and the process that fills it. Used by the intake's thread only, which must outlive the process.
+    """One slab of the trainer and the process that fills it. Used under the intake's lock.
+
+    The process ends with the thread that called `start`, so that must be one that lives as long: `headrace-intake`.
 
     The slab stays when the process dies: batches in it that were READY are good, and the next process is told of them.
     works_since_s: when the process gave its first answer; infinite before.

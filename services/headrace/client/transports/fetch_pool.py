@@ -28,7 +28,10 @@ _MOST_STARTS = 8
 
 
 class FetchPool:
-    """Used by the intake's thread only. number: gives a slab its number; add_slab: where a new one is announced."""
+    """Used under the intake's lock; `running` by the thread `headrace-intake` only, see FetchHost.
+
+    number: gives a slab its number. add_slab: where a new one is announced.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Makes and ends the links of one rank, walks the ladder, and keeps the slabs that they brought.
 
-Runs on the thread `headrace-intake`, under the intake's lock. Nothing here blocks.
+Runs under the intake's lock, on any thread; only `connect` is bound to `headrace-intake`, since it may start the fetcher, which
+ends with the thread that started it. Nothing here blocks but `close`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _FD = struct.Struct("i")
 
 
 class LocalLink:
-    """One connection. Used by the intake's thread only; never blocks.
+    """One connection. Used under the intake's lock, by any thread; never blocks.
 
     Raises OSError from the constructor if the worker cannot be reached. slab: None until WELCOME came.
     """
