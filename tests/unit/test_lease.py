@@ -146,3 +146,30 @@ def test_relief_gives_no_lane_to_who_is_barred_from_it() -> None:
     able = Fleet({"a": 1, "b": 1}, {}, lagging=lagging, barred=frozenset({("b", 0)}))
     assert deal(before, 12, able, 2) == before
     assert deal(before, 12, replace(able, barred=frozenset()), 2) == {**before, 0: "b"}
+
+
+def test_one_barred_pair_keeps_lanes_from_nobody() -> None:
+    before = {lane: "a" if lane % 4 == 0 or lane in (1, 2, 3) else "b" for lane in range(12)}
+    barred = frozenset({("a", 0)})
+    able = replace(fleet(a=1, b=1), barred=barred)
+    two = deal(before, 12, able, 4)
+    assert Counter(two.values()) == {"a": 6, "b": 6}
+    four = deal(two, 12, replace(fleet(a=1, b=1, c=1, d=1), barred=barred), 4)
+    assert Counter(four.values()) == dict.fromkeys("abcd", 3)
+    assert sum(two[n] != four[n] for n in range(12)) == 6
+    assert "a" not in [four[n] for n in range(0, 12, 4)]
+
+
+def test_speeds_that_wobble_move_nothing_where_somebody_is_barred_either() -> None:
+    barred = frozenset({("a", 0)})
+    before = deal({}, 12, replace(fleet(a=100, b=100), barred=barred), 4)
+    assert deal(before, 12, replace(fleet(a=125, b=90), barred=barred), 4) == before
+    after = deal(before, 12, replace(fleet(a=300, b=100), barred=barred), 4)
+    assert Counter(after.values()) == {"a": 9, "b": 3}
+
+
+@given(st.sampled_from([12, 48]), weights, st.lists(st.sampled_from(["", *"abcdefghij"]), max_size=48), st.integers(0, 5))
+def test_nobody_is_idle_because_somebody_is_barred(lanes: int, speed: dict[str, float], owners: list[str], group: int) -> None:
+    able = Fleet(speed, {}, barred=frozenset({(min(speed), group)}))
+    dealt = deal(dict(enumerate(owners[:lanes])), lanes, able, 6)
+    assert set(dealt.values()) == set(speed)

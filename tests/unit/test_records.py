@@ -19,7 +19,7 @@ pairs = st.lists(st.tuples(text, st.floats(0, 1e9)), max_size=3).map(tuple)
 ranks = st.builds(RankRecord, number, text, number, text, st.booleans(), st.none() | state, number, number, waits=pairs)
 troubles = st.lists(st.builds(LaneTrouble, number, text, number, st.floats(0, 1e9), st.booleans()), max_size=2).map(tuple)
 ranks = st.builds(replace, ranks, troubles=troubles)
-barred = st.lists(st.tuples(text, number, number), max_size=2).map(tuple)
+barred = st.lists(st.tuples(text, number, number, number), max_size=2).map(tuple)
 sessions = st.builds(SessionRecord, number, number, number, number, number, state, barred=barred)
 workers = st.builds(
     WorkerRecord,
@@ -74,3 +74,6 @@ def test_what_an_older_version_wrote_is_read() -> None:
     assert records.lane_from_bytes(b'["a","a-1",5]') == LaneRecord("a", "a-1", 5)
     old = {"attempt": 1, "nonce": "n", "alive_until_us": 5, "state": None, "waits": []}
     assert records.rank_from_bytes(json.dumps(old).encode()) == RankRecord(1, "n", 5)
+    older = json.loads(records.encode(SessionRecord(1, 1, 1, 3, 12, StreamState())))
+    for entry in (["a-1", 2, 5], ["a-1", 2, 5, 1, "news"]):
+        assert records.session_from_bytes(json.dumps({**older, "barred": [entry]}).encode()).barred == (("a-1", 2, 5, 1),)

@@ -354,29 +354,78 @@ def test_troubles_that_say_nothing_of_the_owner_move_nothing(case: dict[str, Any
 
 def test_a_rank_that_can_use_nobody_tries_them_in_turn_ever_more_slowly() -> None:
     world = served("a", "b", size=1)
-    seen = []
-    for _ in range(200):
+    begun_us, seen = world.now_us, []
+    for _ in range(400):
         world.wait(1)
         complain(world, 0, 0, world.owners()[0])
-        if moves := moves_of(world):
-            seen.append({move.to for move in moves if move.lane == 0})
-    assert 3 <= len(seen) <= 6
-    assert all(len(to) == 1 for to in seen)
+        seen += [(move.to, (world.now_us - begun_us) // S) for move in moves_of(world) if move.lane == 0]
+    assert seen == [("b", 5), ("a", 15), ("b", 35), ("a", 75), ("b", 155), ("a", 315)]
 
 
-def test_a_trouble_that_nobody_can_mend_is_noted_once() -> None:
+def test_bars_last_longer_each_time_and_are_forgotten_in_the_end() -> None:
+    world = served("a", "b", size=1)
+    noted = []
+    for _ in range(2000):
+        world.wait(1)
+        world.state = replace(world.state, lanes={0: replace(world.state.lanes[0], owner="a", incarnation="a-1", leased_us=0)})
+        complain(world, 0, 0, "a")
+        world.tick()
+        assert world.state.session is not None
+        for _, _, since_us, times in world.state.session.barred:
+            if (since_us, times) not in noted:
+                noted.append((since_us, times))
+    first_us = noted[0][0]
+    assert [((since_us - first_us) // S, times) for since_us, times in noted] == [
+        (0, 1), (30, 2), (90, 3), (210, 4), (450, 5), (750, 6), (1050, 7), (1350, 8), (1650, 9), (1950, 10),
+    ]  # fmt: skip
+    for _ in range(601):
+        world.wait(1)
+        world.add("a")
+        world.add("b")
+        world.report(0, 1)
+        world.tick()
+    assert world.state.session is not None
+    assert world.state.session.barred == ()
+
+
+def test_a_rank_that_reaches_nobody_is_cut_off_itself_and_others_are_tried_only_after_a_while() -> None:
+    world = served("a", "b", "c", size=4)
+    owners = world.owners()
+    assert {owners[n] for n in range(0, 12, 4)} == {"a", "b", "c"}
+    world.wait(6)
+
+    def all_missed(waited_s: float) -> list[LaneMoved]:
+        for name in "abc":
+            world.add(name)
+        missed = tuple(LaneTrouble(n, owners[n], 0, waited_s, connected=False) for n in range(0, 12, 4))
+        world.do(Progress(1, 0, "n0", None, 1, 0, elapsed_s=world.now_us / S - 1e9, troubles=missed))
+        return moves_of(world)
+
+    before = world.state.lanes
+    for waited_s in (10.0, 29.0):
+        assert all_missed(waited_s) == []
+    assert world.state.lanes is before
+    assert world.state.session is not None
+    assert world.state.session.barred == ()
+    world.add("d")
+    assert {move.reason for move in all_missed(30.0)} == {"unreached"}
+    assert {world.owners()[n] for n in range(0, 12, 4)} == {"d"}
+
+
+def test_a_trouble_that_nobody_can_mend_is_noted_as_seldom_as_it_lasts() -> None:
     world = served("a", size=1)
     world.wait(6)
     complain(world, 0, 0, "a")
     world.tick()
-    session = world.state.session
-    for _ in range(100):
+    noted = []
+    for second in range(100):
         world.wait(1)
         complain(world, 0, 0, "a")
         before = world.state
         assert world.tick() == []
-        assert world.state is before
-    assert world.state.session is session
+        if world.state is not before:
+            noted.append(second)
+    assert noted == [29, 89]
     world.add("b")
     world.tick()
     assert set(world.owners()) == {"b"}  # whoever comes is tried

@@ -20,7 +20,8 @@ class Rules:
 
     lag_s: a lane that a rank has been waiting for so long without its next batch being begun goes to another worker.
     lag_rest_us: not again before so long; twice as long after each time. barred_us: a worker that a rank could not use gets no
-    lanes of that rank for so long, while there are others.
+    lanes of that rank for so long, while there are others; twice as long each time that it is so again, up to barred_most_us.
+    cut_off_s: a rank that reaches none of its lanes' owners is at fault itself, as long as it has waited no longer than this.
     """
 
     rank_ttl_us: int = 5_000_000
@@ -28,7 +29,9 @@ class Rules:
     idle_us: int = 60_000_000
     lag_s: float = 5.0
     lag_rest_us: int = 5_000_000
-    barred_us: int = 300_000_000
+    barred_us: int = 30_000_000
+    barred_most_us: int = 300_000_000
+    cut_off_s: float = 30.0
     max_rank_bytes: int = 1 << 30
 
 

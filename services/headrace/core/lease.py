@@ -140,14 +140,17 @@ def deal(
     fleet = replace(fleet, weights=weights, barred=frozenset(refused))
     stays = fleet.weights.keys() | fleet.silent
     kept = {lane: owner if (owner := owners.get(lane, "")) in stays else "" for lane in range(lanes)}
-    kept = {lane: "" if (owner, lane % groups) in refused else owner for lane, owner in kept.items()}
+    lost = [lane for lane, owner in kept.items() if (owner, lane % groups) in refused]
+    kept.update(dict.fromkeys(lost, ""))
     nodes = group_nodes or {}
     local = {(name, group) for group, node in nodes.items() for name in fleet.weights if fleet.nodes.get(name) == node}
-    target = quotas(lanes, fleet.weights)
-    # Where somebody is barred from some groups, quotas may be out of reach: taking for their sake would never end.
+    target = _targets(lanes, fleet, groups)
     if not refused and _out_of_proportion(kept, lanes, fleet, target):
         _take_surplus(kept, target, groups, local)
     _give_unowned(kept, fleet, target, groups, local)
+    # What is freed may go back to who had too much, where others are barred from it: lanes go from hand to hand instead.
+    if refused and (lost or _out_of_proportion(kept, lanes, fleet, target)):
+        _even_out(kept, fleet, target, groups, local)
     _relieve_lagging(kept, fleet, groups)
     return kept
 
@@ -157,6 +160,31 @@ def _refused(fleet: Fleet) -> set[tuple[str, int]]:
     barred = {(name, group) for name, group in fleet.barred if name in fleet.weights}
     count = Counter(group for _, group in barred)
     return {(name, group) for name, group in barred if count[group] < len(fleet.weights)}
+
+
+def _targets(lanes: int, fleet: Fleet, groups: int) -> dict[str, int]:
+    """How many lanes each worker should hold: the quotas, or as near to them as those allow who are barred from some groups."""
+    if not fleet.barred:
+        return quotas(lanes, fleet.weights)
+    closed = {group for _, group in fleet.barred}
+    willing = {group: [name for name in fleet.weights if (name, group) not in fleet.barred] for group in closed}
+    share = dict.fromkeys(fleet.weights, 0)
+    spread = lanes >= len(share)
+
+    def load(name: str) -> tuple[bool, float, str]:
+        return spread and share[name] > 0, (share[name] + 1) / fleet.weights[name], name
+
+    # The groups with the least choice first.
+    for group in sorted(closed, key=lambda group: (len(willing[group]), group)):
+        for _ in range(group, lanes, groups):
+            share[min(willing[group], key=load)] += 1
+    heap = [load(name) for name in share]
+    heapq.heapify(heap)
+    for _ in range(lanes - sum(share.values())):
+        name = heap[0][2]
+        share[name] += 1
+        heapq.heapreplace(heap, load(name))
+    return share
 
 
 def _held(kept: Mapping[int, str], fleet: Fleet) -> dict[str, int]:
@@ -238,6 +266,34 @@ def _give_unowned(
         held[name] += 1
         empty.discard(name)
         heapq.heappush(heap, load(name))
+
+
+def _even_out(kept: dict[int, str], fleet: Fleet, target: Mapping[str, int], groups: int, local: set[tuple[str, int]]) -> None:
+    """Hand lanes of those above their target to those below it that are not barred from them; who has none gets one first."""
+    held = _held(kept, fleet)
+    behind = {name for name, _ in fleet.lagging}
+    takers = sorted((name for name in held if name not in behind), key=lambda name: (held[name] / fleet.weights[name], name))
+
+    def hand_over(taker: str, most: int, *, from_anybody: bool = False) -> None:
+        def order(lane: int) -> tuple[bool, bool, int, int]:
+            owner, group = kept[lane], lane % groups
+            return held[owner] <= target[owner], (owner, group) in local, -_spread(lane // groups), lane
+
+        open_to = [lane for lane, owner in kept.items() if owner in held and (taker, lane % groups) not in fleet.barred]
+        for lane in sorted((lane for lane in open_to if kept[lane] != taker), key=order):
+            if held[taker] >= most:
+                return
+            owner = kept[lane]
+            if held[owner] > target[owner] or (from_anybody and held[owner] > 1):
+                kept[lane] = taker
+                held[owner] -= 1
+                held[taker] += 1
+
+    for taker in takers:
+        if not held[taker]:
+            hand_over(taker, min(1, target[taker]), from_anybody=True)
+    for taker in takers:
+        hand_over(taker, target[taker])
 
 
 def _relieve_lagging(kept: dict[int, str], fleet: Fleet, groups: int) -> None:

@@ -28,8 +28,8 @@ class SessionRecord:
 
     formed: all ranks have come; epoch, first count from then on. fallback: where it begins unless the ranks present a state;
     it is fixed when the attempt begins, so that a late commit of the attempt before cannot change it. lanes_moved: lanes
-    taken from a previous owner since the session formed. barred: (incarnation, group of lanes, since) of workers that a rank
-    could not use: their lanes of that group went elsewhere, and others go first for a while.
+    taken from a previous owner since the session formed. barred: (incarnation, group of lanes, since, how many times)
+    of workers that a rank could not use: their lanes of that group went elsewhere, and others go first for a while.
     """
 
     attempt: int
@@ -42,7 +42,7 @@ class SessionRecord:
     epoch: int = 0
     first: int = 0
     lanes_moved: int = 0
-    barred: tuple[tuple[str, int, int], ...] = ()
+    barred: tuple[tuple[str, int, int, int], ...] = ()
 
     def session(self, job: JobRecord) -> Session:
         """As all parties know it; only meaningful once formed."""
@@ -163,6 +163,11 @@ def _state(data: Mapping[str, Any]) -> StreamState:
     return StreamState(**_known(StreamState, data))
 
 
+def _bar(incarnation: str, group: int, since_us: int, times: int = 1, *_: Any) -> tuple[str, int, int, int]:
+    """An older version did not count times, and a newer one may add something."""
+    return incarnation, group, since_us, times
+
+
 # Cached by their bytes: a tick every half second would otherwise parse what has not changed.
 @lru_cache(maxsize=256)
 def job_from_bytes(data: bytes) -> JobRecord:
@@ -176,7 +181,7 @@ def session_from_bytes(data: bytes) -> SessionRecord:
     """Read a SessionRecord."""
     fields = _known(SessionRecord, json.loads(data))
     fields["fallback"] = _state(fields["fallback"])
-    fields["barred"] = tuple((incarnation, group, since_us) for incarnation, group, since_us in fields.get("barred", ()))
+    fields["barred"] = tuple(_bar(*entry) for entry in fields.get("barred", ()))
     return SessionRecord(**fields)
 
 

@@ -12,11 +12,13 @@ from dataclasses import replace
 from headrace.core.events import Effect, JobState, LaneMoved, Note, Rules
 from headrace.core.join import form, pin, window
 from headrace.core.lease import TOKEN_AHEAD_US, Fleet, deal, fleet_for, next_token
-from headrace.core.records import LaneRecord, RankRecord, SessionRecord, not_from_the_future
+from headrace.core.records import LaneRecord, LaneTrouble, RankRecord, SessionRecord, not_from_the_future
 
 # A lane that was taken from slow owners that many times in a row rests no longer than that.
 _MAX_RELIEVED = 5
 _MAX_BARRED = 64
+# Doublings of a bar: shifts stay small whatever the store says.
+_MAX_DOUBLED = 16
 
 
 def tick(
@@ -101,28 +103,63 @@ def _with_troubles(state: JobState, fleet: Fleet, now_us: int, rules: Rules) -> 
     unreached = {
         (trouble.worker, trouble.lane)
         for record in _members(state)
-        if record.alive(now_us)
+        if record.alive(now_us) and not _cut_off(state, record, rules)
         for trouble in record.troubles
-        if trouble.worker and not trouble.connected and trouble.waited_s >= rules.lag_s
+        if _unreached(trouble) and trouble.waited_s >= rules.lag_s
     }
     lagging = {
         (owner, number)
         for owner, number in fleet.lagging | unreached
         if (lane := state.lanes.get(number)) is not None and lane.owner == owner and _rested(lane, now_us, rules)
     }
+    # An entry outlasts its bar, so that a worker that is found useless again is known to be.
     barred = {
-        (incarnation, group): since_us
-        for incarnation, group, since_us in session.barred
-        if now_us - rules.barred_us < since_us <= now_us
+        (incarnation, group): (since_us, times)
+        for incarnation, group, since_us, times in session.barred
+        if now_us - _bar_us(times, rules) - rules.barred_most_us < since_us <= now_us
     }
     for _, number in sorted(lagging & unreached):
-        barred.setdefault((state.lanes[number].incarnation, number % groups), now_us)
-    kept = tuple(sorted(((*pair, since_us) for pair, since_us in barred.items()), key=lambda entry: entry[2])[-_MAX_BARRED:])
+        pair = state.lanes[number].incarnation, number % groups
+        since_us, times = barred.get(pair, (0, 0))
+        if not times or now_us >= since_us + _bar_us(times, rules):
+            barred[pair] = now_us, times + 1
+    kept = tuple(sorted(((*pair, *bar) for pair, bar in barred.items()), key=lambda entry: entry[2])[-_MAX_BARRED:])
     if kept != session.barred:
         state = replace(state, session=replace(session, barred=kept))
     names = {worker.endpoint.incarnation: name for name, worker in state.workers.items()} if kept else {}
-    pairs = {(names[incarnation], group) for incarnation, group, _ in kept if incarnation in names}
+    pairs = {
+        (names[incarnation], group)
+        for incarnation, group, since_us, times in kept
+        if incarnation in names and now_us < since_us + _bar_us(times, rules)
+    }
     return state, replace(fleet, lagging=frozenset(lagging), barred=frozenset(pairs))
+
+
+def _bar_us(times: int, rules: Rules) -> int:
+    return min(rules.barred_most_us, rules.barred_us << min(max(times, 1) - 1, _MAX_DOUBLED))
+
+
+def _unreached(trouble: LaneTrouble) -> bool:
+    return bool(trouble.worker) and not trouble.connected
+
+
+def _cut_off(state: JobState, record: RankRecord, rules: Rules) -> bool:
+    """True for a rank that reaches none of the several owners of its lanes: its own trouble, other owners would not help.
+
+    Not for ever: it may be that it could reach those who own none of its lanes.
+    """
+    session = state.session
+    assert session is not None
+    missed = [trouble for trouble in record.troubles if _unreached(trouble)]
+    names = {trouble.worker for trouble in missed}
+    if len(names) < 2 or max(trouble.waited_s for trouble in missed) >= rules.cut_off_s:
+        return False
+    groups = _groups(session)
+    fed = {trouble.lane % groups for trouble in missed}
+    lanes = [number for number in range(session.lanes) if number % groups in fed]
+    owners = {lane.owner for number in lanes if (lane := state.lanes.get(number)) is not None and lane.owner}
+    # It tells of the lanes of its window only.
+    return owners <= names or len({trouble.lane for trouble in missed}) >= min(session.window, len(lanes))
 
 
 def _rested(lane: LaneRecord, now_us: int, rules: Rules) -> bool:
