@@ -9,6 +9,7 @@ from headrace.core.events import (
     JobState,
     Join,
     Joined,
+    LaneMoved,
     Open,
     Progress,
     Refuse,
@@ -76,3 +77,18 @@ class World:
 
     def owners(self) -> list[str]:
         return [self.state.lanes.get(n, LaneRecord()).owner for n in range(12)]
+
+
+def served(*names: str, size: int = 2) -> World:
+    """A session whose lanes these workers hold."""
+    world = World()
+    world.open(size)
+    for name in names:
+        world.add(name)
+    world.form(size)
+    world.tick()
+    return world
+
+
+def moves_of(world: World, blind: bool = False) -> list[LaneMoved]:
+    return [effect for effect in world.do(Tick(1000, blind=blind)) if isinstance(effect, LaneMoved)]
