@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 SEED_VARIABLE = "HEADRACE_TEST_SEED"
@@ -30,6 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> str:
     """How to play a run again."""
     return f"seed: {SEED_VARIABLE}={SEED}"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_logs() -> Iterator[None]:
+    """A client or service that a test ran in this process must not decide what the next test sees of the logs."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

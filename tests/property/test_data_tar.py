@@ -46,6 +46,14 @@ def test_finds_what_tarfile_finds(wanted: list[tuple[str, bytes]], tar_format: i
     assert [member.crc32 for member in scan(data, "crc").members] == [zlib.crc32(content) for _, content in wanted]
 
 
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("length", [99, 100, 101])
+def test_a_long_name_may_have_its_slash_where_the_header_cuts_it(tar_format: int, length: int) -> None:
+    long_name = "d" * (length - 2) + "/" + "f"
+    found = scan(tar_bytes([(long_name, b"content"), ("next", b"x")], tar_format))
+    assert [member.name for member in found.members] == [long_name, "next"]
+
+
 @given(members.filter(bool), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]), st.data())
 def test_a_cut_keeps_the_members_before_it(wanted: list[tuple[str, bytes]], tar_format: int, draw: st.DataObject) -> None:
     data = tar_bytes(wanted, tar_format)

@@ -103,7 +103,8 @@ class _Header:
 
     @property
     def is_file(self) -> bool:
-        return self.kind in (b"0", b"\0", b"7") and not self.name.endswith("/")
+        # Only V7 tars mark folders by a slash; elsewhere a name of more than 100 bytes may have one where it is cut.
+        return self.kind in (b"0", b"7") or (self.kind == b"\0" and not self.name.endswith("/"))
 
 
 @dataclass(slots=True)
