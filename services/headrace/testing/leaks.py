@@ -9,7 +9,6 @@ Read from /proc (Linux), of any process of the same user. `trend` is for a long 
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 import time
@@ -30,7 +29,7 @@ _POLL_S = 0.2
 class ProcessMeasure:
     """One process at one moment.
 
-    descriptors: kind -> count; kinds are file, memfd, socket, pipe, device, and what the kernel calls the others (eventpoll, ...).
+    descriptors: kind -> count; file, memfd, socket, pipe, device, and the kernel's names of others (eventpoll, ...).
     files: paths of open regular files. threads: name -> count. anonymous_bytes: resident memory that no file backs, so that
     pages of libraries, which come and go, do not disturb. shared_bytes: memfds and /dev/shm files held open or mapped.
     children: name of each, "(zombie)" after those that nobody has waited for.
@@ -71,7 +70,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """What one process did not give back. kind: a field of Allowance, or shm_names. detail: which ones, where they have names."""
+    """What one process did not give back. kind: a field of Allowance, or shm_names. detail: which ones."""
 
     process: str
     kind: str
@@ -106,7 +105,7 @@ def compare(before: Measure, after: Measure, allow: Allowance | None = None) -> 
 def settled(
     take: Callable[[], Measure], before: Measure, allow: Allowance | None = None, *, deadline_s: float = 20.0
 ) -> list[Leak]:
-    """Compare again and again until nothing leaks any more, since things end in their own time; the last result at the deadline."""
+    """Compare until nothing leaks any more, since things end in their own time; the last result at the deadline."""
     end_s = time.monotonic() + deadline_s
     while (leaks := compare(before, take(), allow)) and time.monotonic() < end_s:
         time.sleep(_POLL_S)
@@ -184,7 +183,7 @@ def _descriptors(root: Path) -> tuple[list[tuple[str, str]], dict[int, int]]:
     shared: dict[int, int] = {}
     for entry in (root / "fd").iterdir():
         try:
-            target = os.readlink(entry)
+            target = str(entry.readlink())
             held = entry.stat()
         except FileNotFoundError:  # closed meanwhile
             continue

@@ -1,4 +1,4 @@
-"""Is a series of numbers rising? A robust slope for long runs: Theil and Sen's, which a third of outliers does not bend. Pure."""
+"""Is a series of numbers rising? A robust slope for long runs (Theil and Sen), which outliers do not bend. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _Z = 2.576  # of a normal distribution, 99% two-sided
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """slope, low, high: per hour, with the bounds of 99% confidence. rise: slope times the time judged. points: after warm-up.
+    """slope, low, high: per hour, with the bounds of 99% confidence. rise: slope times the time judged.
 
-    rising: the slope is above what is allowed, is no noise (low is above 0), and has come to more than the floor. too_short: fewer
-    than eight points are left after the warm-up, and nothing can be said.
+    points: after warm-up. rising: the slope is above what is allowed, is no noise (low is above 0), and has come to more than
+    the floor. too_short: fewer than eight points are left, and nothing can be said.
     """
 
     slope_per_hour: float
