@@ -327,7 +327,8 @@ def test_bad_samples_are_told_once_for_each_epoch_they_were_met_in(
     with urllib.request.urlopen(f"http://{fleet.coordinators[0].admin_address}/api/jobs/{job.spec.name}", timeout=10) as answer:
         told = json.load(answer)
     assert told["bad_samples_total"] == 4
-    assert sorted((bad["epoch"], bad["sample"], bad["reason"]) for bad in told["bad_samples"]) == sorted(met)
+    assert [(bad["sample"], bad["count"], bad["last_epoch"]) for bad in told["bad_samples"]] == [(7, 2, 1), (9, 2, 1)]
+    assert {(bad["sample"], bad["reason"]) for bad in told["bad_samples"]} == {(sample, reason) for _, sample, reason in met}
     assert {(epoch, sample) for epoch, sample, _ in met} == {(0, 7), (1, 7), (0, 9), (1, 9)}
 
 

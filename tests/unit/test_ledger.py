@@ -115,7 +115,9 @@ async def test_bad_samples_count_once_each_epoch() -> None:
     first, again = BadSample(0, 5, "k", "corrupt"), BadSample(1, 5, "k", "corrupt")
     for ledger, bad in ((one, (first,)), (two, (first, again)), (one, (again,))):
         await ledger.update("job", report(session, 1, bad), rank=0)
-    assert await two.bad_samples("job") == ([first, again], 0)
+    listed = await two.quarantine.of("job")
+    assert [(bad.sample, bad.key, bad.count, bad.last_epoch) for bad in listed.samples] == [(5, "k", 2, 1)]
+    assert (listed.total, listed.beyond, listed.by_reason()) == (2, 0, {"corrupt": 2})
 
 
 async def test_a_call_for_nothing_leaves_nothing_behind() -> None:
@@ -242,7 +244,7 @@ async def test_a_job_that_nobody_used_for_long_is_forgotten_with_all_that_was_no
     now_us += 11 * day_us
     assert await one.forget_job("job", 30 * day_us)
     assert (await two.fleet()).jobs == frozenset()
-    assert await two.bad_samples("job") == ([], 0)
+    assert (await two.quarantine.of("job")).total == 0
     with pytest.raises(JobUnknown):
         await two.update("job", claim(0))
     assert (await formed(one, two)).attempt == 1  # the name is free

@@ -8,10 +8,13 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from headrace.core.starvation import CAUSES
 
 MAX_BAD_PER_REPORT = 1000
+MAX_KEY_CHARS_PER_REPORT = 500_000  # a report must fit a message of 4 MiB in any script
+MAX_BAD_HELD = 100_000  # while no coordinator answers; what comes on top is in the counts alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Progress:
             self._substituted += len(bad)
             self._transports.add(transport)
             if bad:
-                self._bad.extend(bad)
+                self._bad.extend(bad[: MAX_BAD_HELD - len(self._bad)])
             for cause, seconds in wait_by_cause.items():
                 if seconds:
                     self._wait_by_cause[cause] += seconds
@@ -110,7 +113,7 @@ class Progress:
             now_s = time.monotonic()
             elapsed_s = 0.0 if self._first_ask_s is None else now_s - self._first_ask_s
             running_s = 0.0 if self._waiting_since_s is None else max(0.0, now_s - self._waiting_since_s)
-            bad = tuple(self._bad[i] for i in range(min(len(self._bad), MAX_BAD_PER_REPORT)))
+            bad = _portion(self._bad)
             return Snapshot(
                 consumed=self._consumed,
                 committed=self._committed,
@@ -130,3 +133,14 @@ class Progress:
         with self._lock:
             for _ in snapshot.bad:
                 self._bad.popleft()
+
+
+def _portion(held: deque[Bad]) -> tuple[Bad, ...]:
+    """The first of them, as many as a report carries."""
+    chars, portion = 0, list[Bad]()
+    for bad in islice(held, MAX_BAD_PER_REPORT):
+        chars += len(bad.key)
+        if portion and chars > MAX_KEY_CHARS_PER_REPORT:
+            break
+        portion.append(bad)
+    return tuple(portion)

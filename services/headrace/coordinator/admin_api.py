@@ -12,9 +12,15 @@ from pydantic import BaseModel
 from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments, dropped, lanes_unowned, members_of, waited_s
 from headrace.coordinator.ledger import Ledger
+from headrace.coordinator.manifests import Manifests
+from headrace.coordinator.quarantine import Quarantined
 from headrace.core.errors import HeadraceError
 from headrace.core.events import JobState
+from headrace.core.job import JobSpec
+from headrace.core.quarantine import BadRecord
 from headrace.core.records import RankRecord, WorkerRecord
+
+BAD_SHOWN = 100
 
 
 class Health(BaseModel):
@@ -51,12 +57,14 @@ class Lane(BaseModel):
 
 
 class BadSampleView(BaseModel):
-    """A sample that could not be used."""
+    """A sample that could not be used. count: epochs in which it was met. shard: only in the quarantine."""
 
-    epoch: int
     sample: int
+    shard: str = ""
     key: str
     reason: str
+    count: int
+    last_epoch: int
 
 
 class JobSummary(BaseModel):
@@ -73,7 +81,8 @@ class JobSummary(BaseModel):
 
 
 class JobView(JobSummary):
-    """A job in full. dropped_per_epoch: samples that no rank gets, by the tail; samples_dropped: in epochs that are over."""
+    """A job in full. dropped_per_epoch: samples that no rank gets, by the tail; samples_dropped: in epochs that are over.
+    bad_samples: the first 100; /quarantine has all."""
 
     dataset: str
     manifest_hash: str
@@ -94,6 +103,19 @@ class JobView(JobSummary):
     bad_samples_total: int
 
 
+class QuarantineView(BaseModel):
+    """A job's bad samples, each with its shard, by id. total: times that they were met, each once an epoch. unlisted: those of
+    them for which the list had no room. note: what keeps shards from being named, if anything does."""
+
+    job: str
+    dataset: str
+    manifest_hash: str
+    samples: list[BadSampleView]
+    total: int
+    unlisted: int
+    note: str
+
+
 class WorkerView(BaseModel):
     """A worker that is remembered."""
 
@@ -110,7 +132,7 @@ class WorkerView(BaseModel):
     lanes_by_job: dict[str, int]
 
 
-def build(board: Board, ledger: Ledger, instruments: Instruments) -> FastAPI:
+def build(board: Board, ledger: Ledger, instruments: Instruments, manifests: Manifests) -> FastAPI:
     """The application; all handlers run on the coordinator's event loop."""
     app = FastAPI(title="Headrace coordinator", version=metadata.version("headrace"))
 
@@ -159,6 +181,18 @@ def build(board: Board, ledger: Ledger, instruments: Instruments) -> FastAPI:
         except HeadraceError as error:
             raise HTTPException(503, error.message) from error
 
+    @app.get("/api/jobs/{job}/quarantine", responses={404: {"description": "No such job."}, 503: {"description": "No store."}})
+    async def quarantine(job: str) -> QuarantineView:
+        """All bad samples of one job, with their shards; `headrace quarantine` shows it."""
+        state = board.job(job)
+        if state is None or state.job is None:
+            raise HTTPException(404, f"no job {job} is open; GET /api/jobs lists those that are")
+        try:
+            found = await ledger.quarantine.of(job)
+        except HeadraceError as error:
+            raise HTTPException(503, error.message) from error
+        return await _quarantine(manifests, state.job.spec, found)
+
     @app.get("/api/workers")
     async def list_workers() -> list[WorkerView]:
         """All workers that live or died a short time ago."""
@@ -185,7 +219,7 @@ def _summary(board: Board, state: JobState) -> JobSummary:
 async def _view(board: Board, ledger: Ledger, state: JobState) -> JobView:
     assert state.job is not None
     spec, session, members = state.job.spec, state.session, members_of(state)
-    bad, beyond = await ledger.bad_samples(state.name)
+    bad = await ledger.quarantine.of(state.name)
     return JobView(
         **_summary(board, state).model_dump(),
         dataset=_without_password(spec.dataset),
@@ -203,8 +237,38 @@ async def _view(board: Board, ledger: Ledger, state: JobState) -> JobView:
         samples_dropped=dropped(state)[1],
         ranks=[_rank(board, state.name, rank, record) for rank, record in members.items()],
         lane_owners=[Lane(lane=n, worker=lane.owner, token=lane.token) for n, lane in sorted(state.lanes.items())],
-        bad_samples=[BadSampleView(epoch=b.epoch, sample=b.sample, key=b.key, reason=b.reason) for b in bad],
-        bad_samples_total=len(bad) + beyond,
+        bad_samples=[_bad(record) for record in bad.samples[:BAD_SHOWN]],
+        bad_samples_total=bad.total,
+    )
+
+
+def _bad(record: BadRecord, shard: str = "") -> BadSampleView:
+    return BadSampleView(
+        sample=record.sample,
+        shard=shard,
+        key=record.key,
+        reason=record.reason,
+        count=record.count,
+        last_epoch=record.last_epoch,
+    )
+
+
+async def _quarantine(manifests: Manifests, spec: JobSpec, found: Quarantined) -> QuarantineView:
+    shards, note = dict[int, str](), ""
+    if found.samples:
+        try:
+            manifest = await manifests.of_hash(spec.dataset, spec.manifest_hash)
+            shards = {bad.sample: manifest.shard_of(bad.sample) for bad in found.samples}
+        except HeadraceError as error:
+            note = f"shards cannot be named: {error.message}"
+    return QuarantineView(
+        job=spec.name,
+        dataset=_without_password(spec.dataset),
+        manifest_hash=spec.manifest_hash,
+        samples=[_bad(record, shards.get(record.sample, "")) for record in found.samples],
+        total=found.total,
+        unlisted=found.beyond,
+        note=note,
     )
 
 

@@ -61,7 +61,7 @@ async def run(settings: CoordinatorSettings) -> None:
         stack.push_async_callback(server.close, _GRACE_S)
         admin_port = 0
         if settings.admin_address:
-            admin = AdminServer(admin_api.build(board, ledger, instruments), settings.admin_address)
+            admin = AdminServer(admin_api.build(board, ledger, instruments, manifests), settings.admin_address)
             await admin.start()
             stack.push_async_callback(admin.close)
             admin_port = admin.port

@@ -218,7 +218,7 @@ class Board:
         if name in self.bad_reasons and self._passes % _BAD_PASSES:
             pass
         elif state.session is not None:
-            self.bad_reasons[name] = Counter(bad.reason for bad in (await self._ledger.bad_samples(name))[0])
+            self.bad_reasons[name] = (await self._ledger.quarantine.of(name)).by_reason()
         if before is None or _seen_by_watchers(before) != _seen_by_watchers(state):
             self._changed.pop(name, asyncio.Event()).set()
 

@@ -8,7 +8,6 @@ refuses it, and the call goes the long way. One event loop.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,11 +18,11 @@ import structlog
 
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.job_tables import decode, differences, job_table, last_used_us, relied_on, stamp_of, tables_of
+from headrace.coordinator.quarantine import Quarantine
 from headrace.coordinator.store import Key, Loaded, Store, Stored, Table
 from headrace.core import records
 from headrace.core.errors import HeadraceError, StoreConflict, StoreUnavailable
 from headrace.core.events import (
-    BadSample,
     Effect,
     Event,
     JobState,
@@ -45,7 +44,6 @@ log = structlog.get_logger()
 
 WORKERS = Table("fleet", "workers")
 JOBS = Table("fleet", "jobs")
-MAX_BAD_SAMPLES = 10_000
 _ATTEMPTS = 20
 _MAX_REMEMBERED = 10_000
 _FIRST_PAUSE_S = 0.002
@@ -88,6 +86,7 @@ class Ledger:
     ) -> None:
         self.store = store
         self.rules = rules
+        self.quarantine = Quarantine(store, self._timed)
         self._instruments = instruments
         self._indexed: set[str] = set()
         self._last_reports: dict[tuple[str, int], Loaded] = {}
@@ -186,7 +185,7 @@ class Ledger:
         for effect in effects:
             match effect:
                 case RecordBad(samples):
-                    await self._record_bad(job, samples)
+                    await self.quarantine.record(job, samples)
                 case LaneMoved(lane, owner, to, token, reason):
                     self._instruments.lane_moved(job, reason)
                     log.info("lane_moved", job=job, lane=lane, worker=to, previous=owner, token=token, reason=reason)
@@ -219,21 +218,6 @@ class Ledger:
         await self._timed(self.store.commit({}, {Key(JOBS, job): None}))
         log.info("job_forgotten", job=job)
         return True
-
-    async def _record_bad(self, job: str, samples: Sequence[BadSample]) -> None:
-        items = {f"{bad.epoch}:{bad.sample}": json.dumps([bad.key, bad.reason]).encode() for bad in samples}
-        await self._timed(self.store.add_once(job_table(job, "bad"), items, MAX_BAD_SAMPLES))
-
-    async def bad_samples(self, job: str) -> tuple[list[BadSample], int]:
-        """The bad samples noted for a job, by epoch and id, and how many more were only counted."""
-        table = job_table(job, "bad")
-        found = dict((await self._timed(self.store.load({table: None}))).tables[table])
-        beyond = found.pop("beyond", None)
-        samples = []
-        for field, record in found.items():
-            epoch, _, sample = field.partition(":")
-            samples.append(BadSample(int(epoch), int(sample), *json.loads(record.data)))
-        return sorted(samples, key=lambda bad: (bad.epoch, bad.sample)), int(beyond.data) if beyond else 0
 
     # --- fleet --------------------------------------------------------------------------------------------------------
 

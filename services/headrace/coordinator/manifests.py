@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from headrace.core.errors import SourceUnavailable
-from headrace.datasets.storage import mask_address
+from headrace.core.errors import ManifestInvalid, SourceUnavailable
+from headrace.datasets.storage import join_address, mask_address, split_address
 
 _PATIENCE_S = 4.0  # below the client's deadline of a call
 
@@ -28,6 +28,7 @@ class ManifestFacts(Protocol):
     def label_kind(self) -> str: ...
     @property
     def label_width(self) -> int: ...
+    def shard_of(self, sample: int) -> str: ...
 
 
 ReadManifest = Callable[[str], Awaitable[ManifestFacts]]
@@ -66,6 +67,17 @@ class Manifests:
         if task.cancelled() or task.exception() is not None:
             self._tasks.pop(address, None)
         return task.result()
+
+    async def of_hash(self, dataset: str, manifest_hash: str) -> ManifestFacts:
+        """The very manifest that a job was opened with, also where the data set was indexed again since. Raises as `get`."""
+        manifest = await self.get(dataset)
+        if manifest.hash == manifest_hash:
+            return manifest
+        directory = split_address(dataset)[0] if dataset.endswith(".json") else dataset
+        manifest = await self.get(join_address(directory, f"manifest-{manifest_hash}.json"))
+        if manifest.hash != manifest_hash:
+            raise ManifestInvalid(f"{mask_address(dataset)} has no manifest {manifest_hash} any more", manifest=manifest_hash)
+        return manifest
 
 
 def _seen(task: asyncio.Task[Any]) -> None:

@@ -15,6 +15,7 @@ from headrace.wire.messages import check_protocol
 
 MAX_BAD_SAMPLES = 1000
 _MAX_TEXT = 256
+MAX_KEY_CHARS = 4096  # as long as keys of an index may be: a key that is cut would exclude nothing
 _MAX_TROUBLES = 64
 _MAX_UNABLE = 1000
 _LARGEST = 2**53
@@ -85,7 +86,7 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
             LaneTrouble(item.lane, item.worker[:_MAX_TEXT], item.token, item.waited.ToMicroseconds() / 1e6, item.connected)
             for item in request.troubles
         ),
-        bad=tuple(BadSample(bad.epoch, bad.sample, bad.key[:_MAX_TEXT], bad.reason) for bad in request.bad_samples),
+        bad=tuple(BadSample(bad.epoch, bad.sample, bad.key[:MAX_KEY_CHARS], bad.reason) for bad in request.bad_samples),
     )
 
 

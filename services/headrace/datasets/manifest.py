@@ -101,6 +101,11 @@ class Manifest:
         """int64[shards]: sample ids of shard i are ends[i-1] to ends[i] - 1."""
         return np.cumsum([shard.samples for shard in self.shards], dtype=np.int64)
 
+    def shard_of(self, sample: int) -> str:
+        """Name of the shard that holds a sample; empty where no shard does."""
+        shard = int(np.searchsorted(self.ends, sample, side="right"))
+        return self.shards[shard].name if 0 <= sample < self.samples else ""
+
     @staticmethod
     def from_content(content: bytes, where: str) -> Manifest:
         """Read stored content. Raises ManifestInvalid."""
