@@ -52,10 +52,14 @@ class JobState:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a job. spec: filled in from the manifest. world: the size that is going to join."""
+    """Open a job. spec: filled in from the manifest. world: the size that is going to join.
+
+    tokens, here and in the other events of ranks: hashes of the tokens that the caller shows (core.job_token).
+    """
 
     spec: JobSpec
     world: int
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Join:
     epochs: int
     node: str
     slot_bytes: int
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class Observe:
     rank: int
     nonce: str
     known: Session | None
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,7 @@ class Progress:
     bad: tuple[BadSample, ...] = ()
     waiting_s: float = 0.0
     troubles: tuple[LaneTrouble, ...] = ()
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,7 @@ class Leave:
     rank: int
     nonce: str
     last: Progress | None
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,8 @@ class Session:
     """One generation of a job's trainers, as all parties know it.
 
     epoch, first: where it begins. epochs: epochs after which production ends (absolute count: epochs=2 ends before
-    epoch 2); 0 is endless. window: S, how many steps beyond a rank's next may be made. lanes: L.
+    epoch 2); 0 is endless. window: S, how many steps beyond a rank's next may be made. lanes: L. token_hashes: of the job's
+    tokens (core.job_token), told to workers alone; none where the job has no token.
     """
 
     job: JobSpec
@@ -167,6 +168,7 @@ class Session:
     epochs: int
     window: int
     lanes: int
+    token_hashes: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, int]:

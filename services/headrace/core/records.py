@@ -16,10 +16,11 @@ from headrace.core.job import Endpoint, JobSpec, Session, StreamState
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job that is open. `spec.fingerprint` is empty until the first worker is chosen."""
+    """A job that is open. `spec.fingerprint` is empty until the first worker is chosen. token_hashes: see core.job_token."""
 
     spec: JobSpec
     opened_us: int
+    token_hashes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class SessionRecord:
 
     def session(self, job: JobRecord) -> Session:
         """As all parties know it; only meaningful once formed."""
-        return Session(job.spec, self.attempt, self.world, self.epoch, self.first, self.epochs, self.window, self.lanes)
+        numbers = (self.attempt, self.world, self.epoch, self.first, self.epochs, self.window, self.lanes)
+        return Session(job.spec, *numbers, token_hashes=job.token_hashes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def encode(record: Record) -> bytes:
     if isinstance(record, LaneRecord):
         data: Any = [record.owner, record.incarnation, record.token, record.leased_us, record.relieved]
     elif isinstance(record, JobRecord):
-        data = {"spec": record.spec.to_dict(), "opened_us": record.opened_us}
+        data = {"spec": record.spec.to_dict(), "opened_us": record.opened_us, "token_hashes": record.token_hashes}
     else:
         data = _fields(record)
     return json.dumps(data, separators=(",", ":"), default=_fields).encode()
@@ -173,7 +175,7 @@ def _bar(incarnation: str, group: int, since_us: int, times: int = 1, *_: Any) -
 def job_from_bytes(data: bytes) -> JobRecord:
     """Read a JobRecord."""
     fields = _known(JobRecord, json.loads(data))
-    return JobRecord(JobSpec.from_dict(fields["spec"]), fields["opened_us"])
+    return JobRecord(JobSpec.from_dict(fields["spec"]), fields["opened_us"], tuple(fields.get("token_hashes", ())))
 
 
 @lru_cache(maxsize=256)

@@ -36,6 +36,7 @@ from headrace.core.events import (
     Tick,
 )
 from headrace.core.job import JobSpec, Session, StreamState
+from headrace.core.job_token import renewed
 from headrace.core.join import join, superseded
 from headrace.core.lease import TOKEN_AHEAD_US
 from headrace.core.records import JobRecord, LaneRecord, RankRecord, SessionRecord, WorkerRecord
@@ -57,6 +58,8 @@ NEEDS: Mapping[type, frozenset[str]] = {
 def apply(state: JobState, event: Event, now_us: int, rules: Rules) -> tuple[JobState, Sequence[Effect]]:
     """The state after an event, and what to do once it is written. Raises an error of core.errors: then nothing is written."""
     outcome: tuple[JobState, Sequence[Effect]]
+    if isinstance(event, Open | Join | Observe | Progress | Leave) and state.job is not None:
+        state = _admitted(state, state.job, event)
     match event:
         case Open():
             outcome = _open(state, event, now_us)
@@ -75,6 +78,12 @@ def apply(state: JobState, event: Event, now_us: int, rules: Rules) -> tuple[Job
     return outcome
 
 
+def _admitted(state: JobState, job: JobRecord, event: Open | Join | Observe | Progress | Leave) -> JobState:
+    """The state after a caller has shown its tokens. Raises Unauthenticated."""
+    kept = renewed(state.name, job.token_hashes, event.tokens, begins=isinstance(event, Open | Join))
+    return state if kept == job.token_hashes else replace(state, job=replace(job, token_hashes=kept))
+
+
 # --- open ------------------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +95,7 @@ def _open(state: JobState, event: Open, now_us: int) -> tuple[JobState, Sequence
     _check_engines(spec, [w for w in state.workers.values() if w.alive(now_us)])
     if state.job is not None:
         return state, ()
-    return replace(state, job=JobRecord(spec, now_us)), (
+    return replace(state, job=JobRecord(spec, now_us, event.tokens)), (
         Note("job_opened", (("samples", spec.samples), ("batch_size", spec.batch_size))),
     )
 
@@ -134,8 +143,11 @@ def _check_engines(spec: JobSpec, live: Sequence[WorkerRecord]) -> None:
 # --- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def _heal(state: JobState, known: Session | None, attempt: int) -> tuple[JobState, list[Effect]]:
-    """Rebuild lost job and session records from a peer's Session of a higher attempt, or of one recorded as still forming."""
+def _heal(state: JobState, known: Session | None, attempt: int, tokens: tuple[str, ...]) -> tuple[JobState, list[Effect]]:
+    """Rebuild lost job and session records from a peer's Session of a higher attempt, or of one recorded as still forming.
+
+    tokens: the job's as that peer holds them, for a job whose record is lost.
+    """
     session = state.session
     if known is None or known.job.name != state.name or known.attempt != attempt:
         return state, []
@@ -147,7 +159,7 @@ def _heal(state: JobState, known: Session | None, attempt: int) -> tuple[JobStat
             job=state.name, recorded=state.job.spec.plan_hash, given=known.job.plan_hash,
         )  # fmt: skip
     SessionPlan(known)  # raises where its numbers are none of a session of this job
-    job = state.job or JobRecord(known.job, 0)
+    job = state.job or JobRecord(known.job, 0, tokens)
     healed = SessionRecord(
         attempt,
         known.world,
@@ -193,7 +205,7 @@ def _member(state: JobState, attempt: int, rank: int, nonce: str) -> tuple[Sessi
 
 
 def _observe(state: JobState, event: Observe) -> tuple[JobState, Sequence[Effect]]:
-    state, effects = _heal(state, event.known, event.attempt)
+    state, effects = _heal(state, event.known, event.attempt, event.tokens)
     _member(state, event.attempt, event.rank, event.nonce)
     return state, effects
 
@@ -204,7 +216,7 @@ def _progress(state: JobState, event: Progress, now_us: int, rules: Rules) -> tu
             f"rank {event.rank} says it committed {event.committed} batches of {event.consumed} consumed",
             job=state.name, rank=event.rank, attempt=event.attempt,
         )  # fmt: skip
-    state, effects = _heal(state, event.known, event.attempt)
+    state, effects = _heal(state, event.known, event.attempt, event.tokens)
     _, record = _member(state, event.attempt, event.rank, event.nonce)
     old = record or RankRecord(event.attempt, event.nonce, 0)
     new = replace(
@@ -249,7 +261,7 @@ def _leave(state: JobState, event: Leave, now_us: int, rules: Rules) -> tuple[Jo
 
 def _adopt(state: JobState, event: Adopt, now_us: int) -> tuple[JobState, Sequence[Effect]]:
     """Take over leases that the store lost: the higher token is right, since nobody else issues tokens."""
-    state, effects = _heal(state, event.known, event.attempt)
+    state, effects = _heal(state, event.known, event.attempt, event.known.token_hashes if event.known else ())
     session = state.session
     if session is None:
         return state, effects

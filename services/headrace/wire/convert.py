@@ -12,11 +12,13 @@ from typing import Any
 
 from headrace.core.errors import ProtocolMismatch, SpecInvalid
 from headrace.core.job import ATTEMPT_BOUND, MAX_WORLD, Endpoint, JobSpec, LaneTable, Session, StreamState
+from headrace.core.job_token import MAX_TOKENS
 from headrace.core.pipeline_spec import shown
 from headrace.wire.gen import coordinator_service_pb2 as pb
 
 MAX_SPEC_CHARS = 1 << 20
 MAX_LANES = 6144
+TOKEN_HASH_CHARS = 64
 
 _INTEGERS = ("batch_size", "seed", "samples", "max_key_bytes", "max_label_bytes", "label_width")
 _TEXTS = ("name", "dataset", "tail", "fingerprint", "manifest_hash", "label_kind")
@@ -91,6 +93,7 @@ def session_to_proto(session: Session) -> pb.Session:
         epochs=session.epochs,
         window=session.window,
         lanes=session.lanes,
+        token_hashes=session.token_hashes,
     )
 
 
@@ -102,6 +105,8 @@ def session_from_proto(message: pb.Session) -> Session:
             f"a session with attempt {message.attempt}, window {message.window}, {message.lanes} lanes is not one",
             job=message.job.name,
         )
+    if len(message.token_hashes) > MAX_TOKENS or any(len(item) != TOKEN_HASH_CHARS for item in message.token_hashes):
+        raise ProtocolMismatch("a session's token hashes are none", job=message.job.name)
     return Session(
         job=job_from_proto(message.job),
         attempt=message.attempt,
@@ -111,6 +116,7 @@ def session_from_proto(message: pb.Session) -> Session:
         epochs=message.epochs,
         window=message.window,
         lanes=message.lanes,
+        token_hashes=tuple(message.token_hashes),
     )
 
 

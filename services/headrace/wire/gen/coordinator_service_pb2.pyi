@@ -78,7 +78,7 @@ class JoinSessionRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., id: _Optional[_Union[RankId, _Mapping]] = ..., world: _Optional[int] = ..., state: _Optional[_Union[StreamState, _Mapping]] = ..., plan_hash: _Optional[str] = ..., epochs: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("job", "attempt", "world", "epoch", "first", "epochs", "window", "lanes")
+    __slots__ = ("job", "attempt", "world", "epoch", "first", "epochs", "window", "lanes", "token_hashes")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class Session(_message.Message):
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_HASHES_FIELD_NUMBER: _ClassVar[int]
     job: Job
     attempt: int
     world: int
@@ -95,7 +96,8 @@ class Session(_message.Message):
     epochs: int
     window: int
     lanes: int
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., attempt: _Optional[int] = ..., world: _Optional[int] = ..., epoch: _Optional[int] = ..., first: _Optional[int] = ..., epochs: _Optional[int] = ..., window: _Optional[int] = ..., lanes: _Optional[int] = ...) -> None: ...
+    token_hashes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., attempt: _Optional[int] = ..., world: _Optional[int] = ..., epoch: _Optional[int] = ..., first: _Optional[int] = ..., epochs: _Optional[int] = ..., window: _Optional[int] = ..., lanes: _Optional[int] = ..., token_hashes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JoinSessionResponse(_message.Message):
     __slots__ = ("attempt", "session", "awaited")
