@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from headrace.cli.text import printable
 from headrace.core.epoch_plan import EpochPlan, reads_in
 from headrace.core.errors import ConfigInvalid
 from headrace.core.job import Shuffle
@@ -32,7 +33,9 @@ SHOWN = 5  # bad samples and warnings that are printed; the rest is counted
 @click.option("--out", default="", help="Where to write manifest and indexes. [default: beside the data]")
 @click.option("--labels", type=click.Choice(RULES), default="auto", show_default=True, help="Where a label comes from.")
 @click.option("--classes", type=click.Path(path_type=Path), help="Class names: one a line, a JSON list, or JSON name: number.")
-@click.option("--exclude", type=click.Path(path_type=Path), help="File of sample keys to leave out, one a line.")
+@click.option(
+    "--exclude", type=click.Path(path_type=Path), help="Samples to leave out: a key a line, or what `quarantine --write` wrote."
+)
 @click.option(
     "--bad",
     type=click.Choice(["keep", "skip", "fail"]),
@@ -54,12 +57,13 @@ def index(
     from rich.console import Console
 
     from headrace.datasets.build import IndexOptions
+    from headrace.datasets.exclude import parse_exclusions
     from headrace.datasets.labels import parse_classes
 
     indexing = IndexOptions(
         labels=labels,  # type: ignore[arg-type]
         classes=parse_classes(_read(classes)) if classes else {},
-        exclude=frozenset(_read(exclude).split("\n")) - {""} if exclude else frozenset(),
+        exclude=parse_exclusions(_read(exclude)) if exclude else frozenset(),
         out=out,
         **options,
     )
@@ -146,9 +150,9 @@ def _print(console: Console, report: IndexReport, where: str, batch_size: int, p
             table.add_row(key, value)
     console.print(table)
     for shard, key, reason, detail in tally.details[:SHOWN]:
-        console.print(f"bad: {key} in {shard}: {reason} ({detail})", markup=False, highlight=False)
+        console.print(printable(f"bad: {key} in {shard}: {reason} ({detail})"), markup=False, highlight=False)
     for warning in tally.warnings[:SHOWN]:
-        console.print(f"warning: {warning}", markup=False, highlight=False)
+        console.print(printable(f"warning: {warning}"), markup=False, highlight=False)
     hidden = max(0, sum(tally.bad.values()) - SHOWN), max(0, len(tally.warnings) - SHOWN)
     if any(hidden):
         console.print(f"and {hidden[0]} more bad samples, {hidden[1]} more warnings")

@@ -29,6 +29,9 @@ class _Command:
 COMMANDS = {
     "demo": _Command("Run all on this machine, kill a worker, show that nothing is lost.", "demo", "demo", "demo"),
     "index": _Command("Index a data set: make the manifest that a job names.", "index", "index", "cli,datasets"),
+    "quarantine": _Command(
+        "Show a job's bad samples, or write them for `index --exclude`.", "quarantine", "quarantine", "cli,datasets"
+    ),
     "coordinator": _Command("Run a coordinator replica.", "coordinator", "coordinator", "coordinator"),
     "worker": _Command("Run a worker.", "worker", "worker", "worker"),
     "store": _Command("Run the store that comes with Headrace, for one machine.", "store", "store", "demo"),

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from headrace.core.errors import ConfigInvalid, LabelInvalid, ShardInvalid, ShardMissing
 from headrace.datasets.edges import edge_hash, edge_ranges
+from headrace.datasets.exclude import Excluded, not_there
 from headrace.datasets.labels import LabelRule, Rule, choose_rule
 from headrace.datasets.layout import Layout, find_layout
 from headrace.datasets.manifest import Manifest, Shard, hash_bytes, store_manifest
@@ -35,14 +36,14 @@ class IndexOptions:
     """How to index.
 
     labels: rule, or `auto` to choose by what is there. classes: class name -> number; empty to collect and sort names.
-    exclude: keys to leave out. bad: samples found bad are kept (and substituted in training, each time counted), skipped, or
-    fail the indexing. checksums: read all bytes once and keep a CRC-32 of each image. out: where to write, empty for beside
-    the data. slice_files: files of a slice of an image folder. parallel: shards at a time.
+    exclude: keys to leave out, or (shard, key). bad: samples found bad are kept (and substituted in training, each time
+    counted), skipped, or fail the indexing. checksums: read all bytes once and keep a CRC-32 of each image. out: where to
+    write, empty for beside the data. slice_files: files of a slice of an image folder. parallel: shards at a time.
     """
 
     labels: Rule | Literal["auto"] = "auto"
     classes: Mapping[str, int] = field(default_factory=dict)
-    exclude: frozenset[str] = frozenset()
+    exclude: frozenset[Excluded] = frozenset()
     bad: BadPolicy = "keep"
     checksums: bool = False
     out: str = ""
@@ -89,6 +90,9 @@ class _Indexer:
         self._done = 0
         self._tally = Tally()
         self._rule = LabelRule("none", {})
+        self._exclude = options.exclude
+        if layout.kind == "folder":  # a key is a whole path, and slices are cut anew each time
+            self._exclude = frozenset(entry if isinstance(entry, str) else entry[1] for entry in options.exclude)
 
     async def run(self) -> IndexReport:
         parts = self._parts()
@@ -154,14 +158,14 @@ class _Indexer:
         storage = self._layout.storage
         scan = await scan_tar(storage, info.path, info.size, self._options.checksums)
         edges = [await storage.get_range(info.path, start, length) for start, length in edge_ranges(info.size)]
-        return tar_entries(info.path, scan, self._rule, self._options.exclude), edge_hash(*edges)
+        return tar_entries(info.path, scan, self._rule, self._exclude), edge_hash(*edges)
 
     async def _slice(self, files: list[ObjectInfo]) -> tuple[Found, str]:
         rows: list[tuple[str, int, int | None]] = []
         for info in files:
             crc32 = zlib.crc32(await self._layout.storage.get(info.path)) if self._options.checksums else None
             rows.append((info.path, info.size, crc32))
-        return folder_entries(rows, self._rule, self._options.exclude), ""
+        return folder_entries(rows, self._rule, self._exclude), ""
 
     def _judge(self, name: str, found: Found) -> None:
         """Apply the policy for bad samples."""
@@ -203,6 +207,8 @@ class _Indexer:
             checksums=options.checksums,
         )
         self._tally.warnings += layout.warnings
+        if stray := not_there(self._exclude, self._tally.matched):
+            self._tally.warnings.insert(0, stray)
         await store_manifest(self._out, manifest)
         return IndexReport(manifest, options.out or layout.address, self._tally)
 

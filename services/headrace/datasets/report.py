@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from headrace.datasets.exclude import Excluded
 from headrace.datasets.labels import LabelRule
 from headrace.datasets.manifest import Kind, Manifest, Shard
 from headrace.datasets.scan import Found
@@ -19,11 +20,12 @@ MAX_WARNINGS = 200
 @dataclass(slots=True)
 class Tally:
     """Counts over samples. same_label, pairs: neighbours in one shard with equal labels, and in all. width: highest set label
-    of multi-label rows + 1."""
+    of multi-label rows + 1. matched: entries of --exclude that fitted a sample."""
 
     samples: int = 0
     bad_kept: int = 0
     excluded: int = 0
+    matched: set[Excluded] = field(default_factory=set)
     pairs: int = 0
     same_label: int = 0
     width: int = 1
@@ -40,6 +42,7 @@ class Tally:
         self.samples += len(entries)
         self.bad_kept += sum(entry.reason != "none" for entry in entries)
         self.excluded += found.excluded
+        self.matched |= found.matched
         self.max_key_bytes = max([self.max_key_bytes, *(len(entry.key.encode()) for entry in entries)])
         self.max_payload_bytes = max([self.max_payload_bytes, *(len(entry.payload) for entry in entries)])
         self.bad.update(reason for _, reason, _ in found.details)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from headrace.core.errors import LabelInvalid
+from headrace.datasets.exclude import Excluded
 from headrace.datasets.labels import LABEL_EXTENSIONS, MAX_LABEL_BYTES, Label, LabelRule
 from headrace.datasets.shard_index import MAX_IMAGE_BYTES, MAX_KEY_BYTES, Entry
 from headrace.datasets.storage import Storage
@@ -49,13 +50,21 @@ PROBE_BYTES = 64 << 10
 @dataclass(slots=True)
 class Found:
     """Samples of one shard. names[i]: class name of entry i, still to be numbered, or empty. details: of bad ones, for
-    people."""
+    people. excluded: samples left out by name; matched: the entries of the exclusions that they fit."""
 
     entries: list[Entry] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     details: list[tuple[str, str, str]] = field(default_factory=list)  # key, reason, what was wrong
     warnings: list[str] = field(default_factory=list)
     excluded: int = 0
+    matched: set[Excluded] = field(default_factory=set)
+
+    def leave_out(self, exclude: Collection[Excluded], key: str, shard: str) -> bool:
+        """True, noted, for a sample that is excluded."""
+        entries = {entry for entry in (key, (shard, key)) if entry in exclude}
+        self.excluded += bool(entries)
+        self.matched |= entries
+        return bool(entries)
 
 
 def is_image(extension: str) -> bool:
@@ -112,7 +121,7 @@ async def _drive_remote(storage: Storage, name: str, size: int, steps: Walk) -> 
         return scan
 
 
-def tar_entries(name: str, scan: TarScan, rule: LabelRule, exclude: Collection[str]) -> Found:
+def tar_entries(name: str, scan: TarScan, rule: LabelRule, exclude: Collection[Excluded]) -> Found:
     """The samples of a scanned tar, in the order in which their keys appear."""
     found = Found()
     cut_key = split_name(scan.cut.name)[0] if scan.cut else None
@@ -120,8 +129,7 @@ def tar_entries(name: str, scan: TarScan, rule: LabelRule, exclude: Collection[s
         found.warnings.append(f"{name}: {scan.damage}; the samples before are kept")
     members = scan.members + ([scan.cut] if scan.cut else [])
     for sample in group(members):
-        if sample.key in exclude:
-            found.excluded += 1
+        if exclude and found.leave_out(exclude, sample.key, name):
             continue
         if len(sample.key.encode()) > MAX_KEY_BYTES:
             found.warnings.append(f"{name}: key {sample.key[:60]}... is over {MAX_KEY_BYTES} bytes; left out")
@@ -172,13 +180,13 @@ def _image_of(parts: dict[str, Member]) -> Member | None:
     return plain or next((member for extension, member in parts.items() if is_image(extension)), None)
 
 
-def folder_entries(files: list[tuple[str, int, int | None]], rule: LabelRule, exclude: Collection[str]) -> Found:
+def folder_entries(files: list[tuple[str, int, int | None]], rule: LabelRule, exclude: Collection[Excluded]) -> Found:
     """The samples of a slice of an image folder: (path, size, CRC-32) of each; the key is the whole path."""
     found = Found()
     for path, size, crc32 in files:
-        if path in exclude:
-            found.excluded += 1
-        elif not _is_text(path):
+        if exclude and found.leave_out(exclude, path, ""):
+            continue
+        if not _is_text(path):
             found.warnings.append(f"{path!a} is not named in UTF-8; left out")
         elif len(path.encode()) > MAX_KEY_BYTES:
             found.warnings.append(f"{path[:60]}... is longer than {MAX_KEY_BYTES} bytes; left out")

@@ -112,6 +112,24 @@ async def test_excluded_keys_are_left_out(tmp_path: Path) -> None:
     assert "s000002" not in by_key(await read_all(tmp_path)) and report.manifest.samples == 4
 
 
+async def test_a_sample_is_excluded_in_one_shard_or_in_all_and_strays_are_told(tmp_path: Path) -> None:
+    for shard in ("a.tar", "b.tar"):
+        write_tar(tmp_path / shard, [(f"{key}.{ext}", b"1") for key in ("k", "l", "m") for ext in ("jpg", "cls")])
+    exclude = frozenset({"l", ("b.tar", "k"), ("c.tar", "k"), "gone"})
+    report = await build_report(str(tmp_path), IndexOptions(exclude=exclude))
+    assert [sample.key for sample in (await read_all(tmp_path)).samples] == ["k", "m", "m"]
+    assert report.tally.excluded == 3
+    assert report.tally.warnings == ["2 of 4 samples to exclude are not in the data set: 'gone', 'k' in c.tar"]
+
+
+async def test_a_file_of_a_folder_is_excluded_by_its_path_whatever_its_slice(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    exclude = frozenset({("slice-00009", "dogs/img.1.JPEG"), "cats/img.0.JPEG"})
+    report = await build_report(str(tmp_path), IndexOptions(exclude=exclude, slice_files=4))
+    assert (report.manifest.samples, report.tally.excluded, report.tally.warnings) == (7, 2, [])
+    assert not {"dogs/img.1.JPEG", "cats/img.0.JPEG"} & by_key(await read_all(tmp_path)).keys()
+
+
 async def test_a_bad_label_is_a_bad_sample(tmp_path: Path) -> None:
     write_tar(
         tmp_path / "a.tar",
