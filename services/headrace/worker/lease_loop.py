@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -162,18 +163,22 @@ class LeaseLoop:
         # A replica that hangs must leave time to ask another while the leases last.
         last: HeadraceError = CoordinatorUnavailable("no coordinator address is set")
         for address in list(self._addresses):
-            channel = self._channels.get(address)
-            if channel is None:
-                channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_CHANNEL)
-            stub = rpc.CoordinatorServiceStub(channel)  # type: ignore[no-untyped-call]
             try:
-                answer: pb.HeartbeatResponse = await stub.Heartbeat(request, timeout=min(1.0, self._ttl_s / 4))
+                heartbeat = self._stub(address).Heartbeat
+                answer: pb.HeartbeatResponse = await heartbeat(request, timeout=min(1.0, self._ttl_s / 4))
                 return answer
             except grpc.aio.AioRpcError as error:
                 last = status.error_from_rpc(error)
                 # The next heartbeat begins with another replica.
                 self._addresses.append(self._addresses.pop(0))
         raise last
+
+    def _stub(self, address: str) -> Any:
+        """Calls to one replica; the one place that knows the network."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_CHANNEL)
+        return rpc.CoordinatorServiceStub(channel)  # type: ignore[no-untyped-call]
 
     async def _take_over(self, answer: pb.HeartbeatResponse) -> None:
         named: set[tuple[str, int]] = set()

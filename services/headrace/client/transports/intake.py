@@ -7,8 +7,8 @@ control ── update/fail ───┤ lock+event ├── socket pair to the 
 ```
 All state is under one lock, and so are the sockets. A thread that wakes up for each message costs more than all else that
 a batch costs here, so while batches come by local sockets alone and the trainer does not wait, the thread rests and lets
-messages lie: the trainer reads them itself when it asks for a batch that is not known to be here, and sends NEXT itself
-when it releases. Whatever else there is to do wakes the thread through an eventfd.
+messages lie: the trainer sees by the mark in its slot that a batch is here, reads messages itself only where there is none, and
+sends NEXT itself when it releases. Whatever else there is to do wakes the thread through an eventfd.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 
 import structlog
@@ -34,14 +33,15 @@ from headrace.core.arrivals import Arrival, Arrivals, Failure
 from headrace.core.errors import HeadraceError, ProtocolMismatch, WaitTimeout, from_code
 from headrace.core.job import LaneTable, Session
 from headrace.core.session_plan import SessionPlan
-from headrace.wire.batch_meta import decode_meta
-from headrace.wire.slot_format import read_header
+from headrace.wire.batch_meta import decode_meta, read_head
+from headrace.wire.slot_format import read_slot
 
 log = structlog.get_logger()
 
 _JOIN_S = 10.0
 # So often may one index's slot hold something else than announced before the trainer is told.
 _MOST_REJECTS = 3
+_MOST_STAMPS = 100
 _MOST_WORKERS_NAMED = 1000  # in the status; the oldest go first
 # So long may messages lie unread while nobody waits for a batch: a worker's end is then noticed that much later.
 _REST_S = 0.25
@@ -86,6 +86,7 @@ class ThreadIntake:
         self._changed = threading.Condition(self._lock)
         self._commands: deque[Callable[[float], None]] = deque()
         self._taken: dict[int, TakenSlot] = {}
+        self._stamps: set[bytes] = set()
         self._rejects: dict[int, int] = {}
         self._transports: dict[str, tuple[str, str]] = {}
         self._failure: HeadraceError | None = None
@@ -126,8 +127,9 @@ class ThreadIntake:
         """See Intake. deadline_s: longest wait in seconds; 0 asks only. An index may be taken again until it is released."""
         start_s = time.monotonic()
         with self._changed:
+            noted = index in self._taken or self._connections.look(index, start_s)
             taken = self._find(index, told=deadline_s > 0)
-            if taken is None:
+            if taken is None and not noted:
                 self._connections.read_local(start_s)
                 taken = self._find(index, told=deadline_s > 0)
             if taken is not None:
@@ -141,7 +143,7 @@ class ThreadIntake:
                     self._lack = Lack(index, start_s)
                 taken = self._wait(index, start_s, deadline_s)
                 self._lack = None
-                return taken
+                return taken._replace(waited=True)
             finally:
                 self._waiting = None
                 self._waited_s = time.monotonic()
@@ -154,7 +156,8 @@ class ThreadIntake:
             self._arrivals.release(next_index)
             for index in [index for index in self._taken if index < next_index]:
                 del self._taken[index]
-                self._rejects.pop(index, None)
+                if self._rejects:
+                    self._rejects.pop(index, None)
             for slab in self._links.slabs.values():
                 slab.take_back(next_index)
             if not self._links.send_next():
@@ -216,25 +219,29 @@ class ThreadIntake:
                 self._selector.close()
 
     def _loop(self) -> None:
-        due_s = 0.0
-        while True:
+        due_s: float | None = 0.0
+        while due_s is not None:
             if self._resting:
                 self._rest.poll(1000 * _REST_S)
-            events = self._selector.select(0.0 if self._resting else max(0.0, due_s - time.monotonic()))
-            with self._lock:
-                if self._closing:
-                    return
-                now_s = time.monotonic()
-                for key, _ in events:
-                    if key.data is None:
-                        os.eventfd_read(self._wake_fd)
-                    else:
-                        self._connections.readable(key.data, now_s)
-                while self._commands:
-                    self._commands.popleft()(now_s)
-                due_s = self._connections.mend(now_s)
-                self._note_transports()
-                self._resting = self._may_rest(due_s, now_s)
+            due_s = self.turn(self._selector.select(0.0 if self._resting else max(0.0, due_s - time.monotonic())))
+
+    def turn(self, events: list[tuple[selectors.SelectorKey, int]]) -> float | None:
+        """Take in what the selector found, and do what is due; returns when to be called again, None at the end."""
+        with self._lock:
+            if self._closing:
+                return None
+            now_s = time.monotonic()
+            for key, _ in events:
+                if key.data is None:
+                    os.eventfd_read(self._wake_fd)
+                else:
+                    self._connections.readable(key.data, now_s)
+            while self._commands:
+                self._commands.popleft()(now_s)
+            due_s = self._connections.mend(now_s)
+            self._note_transports()
+            self._resting = self._may_rest(due_s, now_s)
+            return due_s
 
     # --- under the lock ----------------------------------------------------------------------------------------------
 
@@ -275,7 +282,6 @@ class ThreadIntake:
         if index < self._arrivals.next:
             raise HeadraceError(f"batch index {index} was released already", index=index, rank=self._rank)
         if index in self._taken:
-            self._taken[index] = replace(self._taken[index], taken_s=time.monotonic())
             return self._taken[index]
         found = self._arrivals.get(index)
         if isinstance(found, Failure):
@@ -295,19 +301,25 @@ class ThreadIntake:
     def _open(self, arrival: Arrival) -> TakenSlot:
         slab = self._links.slabs[arrival.place]
         slot = slab.view(arrival.index)
-        header = read_header(slot)
-        with slot[header.meta_offset : header.total_bytes] as part:
-            meta = decode_meta(part)
-        session = self._session
+        header, meta = read_slot(slot)
+        head = read_head(meta)
         expected = (arrival.index, arrival.token, arrival.total_bytes)
         if (header.index, header.token, header.total_bytes) != expected:
             raise ProtocolMismatch(
                 f"slot holds index {header.index} token {header.token} of {header.total_bytes} bytes, "
                 f"READY said {arrival.index}, {arrival.token}, {arrival.total_bytes}"
             )
-        if (meta.index, meta.token, meta.job, meta.attempt, meta.rank) != (*expected[:2], *session.key, self._rank):
-            raise ProtocolMismatch(f"batch is of job {meta.job} attempt {meta.attempt} rank {meta.rank} index {meta.index}")
-        return TakenSlot(arrival.index, slot, header, meta, slab.transport, arrival.at_s, time.monotonic())
+        if (head.attempt, head.rank, head.index, head.token) != (self._session.attempt, self._rank, *expected[:2]):
+            raise ProtocolMismatch(f"batch is of attempt {head.attempt} rank {head.rank} index {head.index}")
+        if head.stamp not in self._stamps:
+            self._learn(head.stamp, decode_meta(meta).job)
+        return TakenSlot(arrival.index, slot, header, head, meta, slab.transport, arrival.at_s)
+
+    def _learn(self, stamp: bytes, job: str) -> None:
+        """A stamp stands for the texts of a batch; there are as many as engines make this session's batches."""
+        if job != self._session.job.name:
+            raise ProtocolMismatch(f"batch is of job {job}")
+        self._stamps = {*list(self._stamps)[-_MOST_STAMPS:], stamp}
 
     def _reject(self, arrival: Arrival, error: ProtocolMismatch) -> None:
         index = arrival.index
