@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -63,8 +63,20 @@ class Member:
             self.running.wait(STOP_DEADLINE_S)
 
 
+Route = Callable[[str, str, str], str]
+
+
+def direct(source: str, target: str, address: str) -> str:
+    """The route without detours."""
+    return address
+
+
 class Cluster:
-    """See the module. directory: for data and logs. worker_args, coordinator_args: more flags for each of them."""
+    """See the module. directory: for data and logs. worker_args, coordinator_args: more flags for each of them.
+
+    route: (from, to, address of `to`) -> the address that `from` uses instead, such as a proxy's; both are members' names, or
+    `rank` for all ranks. Asked once for each pair.
+    """
 
     def __init__(
         self,
@@ -75,23 +87,21 @@ class Cluster:
         threads: int = 1,
         worker_args: Sequence[str] = (),
         coordinator_args: Sequence[str] = (),
+        route: Route = direct,
     ) -> None:
         self.directory = directory
         self._threads = threads
         self._worker_args = list(worker_args)
+        self._route = route
         self._lock = threading.RLock()
         # Not below `directory`: a Unix socket's path has room for 107 bytes only.
         self._sockets = Path(tempfile.mkdtemp(prefix="headrace-"))
         self.store = self._store()
         self.coordinators = [self._coordinator(i, coordinator_args) for i in range(coordinators)]
+        self.addresses = self._coordinators_for("rank")  # as a client wants them: host:port, separated by commas
         self.workers = [self._worker(i) for i in range(workers)]
 
     # --- addresses ----------------------------------------------------------------------------------------------------
-
-    @property
-    def addresses(self) -> str:
-        """The coordinators, as a client wants them: host:port, separated by commas."""
-        return ",".join(member.address for member in self.coordinators)
 
     @property
     def store_url(self) -> str:
@@ -217,7 +227,8 @@ class Cluster:
 
     def _coordinator(self, number: int, more: Sequence[str]) -> Member:
         name, address, admin = f"coordinator-{number}", free_address(), free_address()
-        arguments = ["coordinator", "--grpc-address", address, "--admin-address", admin, "--store", self.store_url, *more]
+        store = f"redis://{self._route(name, 'store', self.store.address)}/0"
+        arguments = ["coordinator", "--grpc-address", address, "--admin-address", admin, "--store", store, *more]
         return Member(name, address, admin, arguments, self._log(name))
 
     def _worker(self, number: int) -> Member:
@@ -227,15 +238,18 @@ class Cluster:
             "--name",
             name,
             "--coordinator",
-            self.addresses,
+            self._coordinators_for(name),
             "--grpc-address",
             address,
             "--advertise",
-            address,
+            self._route("rank", name, address),
         ]
         arguments += ["--metrics-address", metrics, "--threads", str(self._threads)]
         arguments += ["--socket-dir", str(self._sockets), *self._worker_args]
         return Member(name, address, metrics, arguments, self._log(name))
+
+    def _coordinators_for(self, source: str) -> str:
+        return ",".join(self._route(source, member.name, member.address) for member in self.coordinators)
 
     def _log(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"

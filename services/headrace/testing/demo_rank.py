@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,7 @@ from headrace.core.batch import SUBSTITUTED
 from headrace.telemetry import logging
 from headrace.telemetry.parent import exit_with_parent
 from headrace.testing import barcode, contact_sheet
+from headrace.testing.journal import JournalWriter, Taken
 
 SHEET_IMAGES = 32
 
@@ -30,7 +32,8 @@ SHEET_IMAGES = 32
 @dataclass(frozen=True, slots=True)
 class RankTask:
     """What a demo rank is told. step_s: length of the pretended training step. sheet: PNG of the first batch, or empty.
-    stop_after: ends without a goodbye after that many batches (0: never), as a trainer that is killed would."""
+    stop_after: ends without a goodbye after that many batches (0: never), as a trainer that is killed would.
+    journal: file that has each batch as it was taken, also if this process is killed; or empty."""
 
     coordinators: str
     job: dict[str, Any]
@@ -46,6 +49,8 @@ class RankTask:
     state: dict[str, Any] | None = None
     stop_after: int = 0
     wait_deadline_s: float = 60.0
+    join_deadline_s: float = 60.0
+    journal: str = ""
 
 
 @dataclass(slots=True)
@@ -71,6 +76,11 @@ class _Notes:
             digest.update(np.ascontiguousarray(part).data)
         self.hashes.append(digest.hexdigest())
 
+    def last(self, state: dict[str, Any]) -> Taken:
+        """The newest, as a journal wants it."""
+        ids = (part[-1].tolist() for part in (self.pixel_ids, self.planned_ids, self.status))
+        return Taken(self.epoch[-1], self.batch[-1], *ids, self.hashes[-1], state)
+
 
 def say(**event: Any) -> None:
     """One line of JSON for the demo."""
@@ -83,15 +93,25 @@ def main() -> None:
     logging.configure("trainer")
     task = RankTask(**json.loads(sys.argv[1]))
     notes = _Notes()
+    journal = JournalWriter(Path(task.journal)) if task.journal else None
     with headrace.connect(task.coordinators) as client:
         job = client.open(headrace.JobSpec.from_dict(task.job))
         with job.stream(
-            rank=task.rank, world=task.world, epochs=task.epochs, transport=task.transport, wait_deadline_s=task.wait_deadline_s
+            rank=task.rank,
+            world=task.world,
+            epochs=task.epochs,
+            transport=task.transport,
+            wait_deadline_s=task.wait_deadline_s,
+            join_deadline_s=task.join_deadline_s,
         ) as stream:
             if task.state is not None:
                 stream.load_state_dict(task.state)
-            _train(task, stream, notes)
+            if journal:
+                journal.begin(stream.join())
+            _train(task, stream, notes, journal)
             stats, state = asdict(stream.stats()), stream.state_dict()
+    if journal:
+        journal.end(os.getpid())
     with Path(task.out).open("wb") as file:
         np.savez(
             file,
@@ -110,7 +130,7 @@ def _joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def _train(task: RankTask, stream: headrace.Stream, notes: _Notes) -> None:
+def _train(task: RankTask, stream: headrace.Stream, notes: _Notes, journal: JournalWriter | None) -> None:
     taken = 0
     for epoch in stream.epochs():
         steps = len(stream)
@@ -121,6 +141,8 @@ def _train(task: RankTask, stream: headrace.Stream, notes: _Notes) -> None:
             if task.step_s:
                 time.sleep(task.step_s)
             taken += 1
+            if journal:
+                journal.take(notes.last(stream.state_dict()))
             if task.commit:
                 stream.commit()
             say(

@@ -98,7 +98,7 @@ def run_job(
                 out=str(out / f"rank-{rank}.npz"),
                 **own,
             )
-            ranks.append(_start(description, out / f"rank-{rank}.log", events, environment))
+            ranks.append(start_rank(description, out / f"rank-{rank}.log", events, environment))
         done = _follow(ranks, events, begun + deadline_s, on_step, out)
     finally:
         for process in ranks:
@@ -108,9 +108,10 @@ def run_job(
     return _result(out, done, epochs=epochs, samples=samples, dropped=dropped, seconds=seconds)
 
 
-def _start(
-    task: RankTask, log: Path, events: queue.Queue[dict[str, Any]], environment: dict[str, str] | None
+def start_rank(
+    task: RankTask, log: Path, events: queue.Queue[dict[str, Any]], environment: dict[str, str] | None = None
 ) -> subprocess.Popen[str]:
+    """Start a rank's process; what it says goes to `events`, at last `end` with its exit code. It ends with this thread."""
     with log.open("w") as errors:
         process = subprocess.Popen(  # noqa: S603 - our own module
             [sys.executable, "-m", "headrace.testing.demo_rank", json.dumps(asdict(task))],
