@@ -1,4 +1,4 @@
-"""Health, metrics and a read-only view of jobs and workers over HTTP. OpenAPI at /docs and /openapi.json."""
+"""Health, metrics and a read-only view of jobs and workers over HTTP. OpenAPI at /openapi.json."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi import FastAPI, HTTPException, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
+from headrace.coordinator.access import AdminAccess
 from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments, dropped, lanes_unowned, members_of, waited_s
 from headrace.coordinator.ledger import Ledger
@@ -17,8 +18,10 @@ from headrace.coordinator.quarantine import Quarantined
 from headrace.core.errors import HeadraceError
 from headrace.core.events import JobState
 from headrace.core.job import JobSpec
+from headrace.core.masking import mask_address
 from headrace.core.quarantine import BadRecord
 from headrace.core.records import RankRecord, WorkerRecord
+from headrace.wire.secret import Secret
 
 BAD_SHOWN = 100
 
@@ -132,15 +135,18 @@ class WorkerView(BaseModel):
     lanes_by_job: dict[str, int]
 
 
-def build(board: Board, ledger: Ledger, instruments: Instruments, manifests: Manifests) -> FastAPI:
-    """The application; all handlers run on the coordinator's event loop."""
-    app = FastAPI(title="Headrace coordinator", version=metadata.version("headrace"))
+def build(board: Board, ledger: Ledger, instruments: Instruments, manifests: Manifests, token: Secret | None = None) -> FastAPI:
+    """The application; all handlers run on the coordinator's event loop. token: what all but health and metrics ask for."""
+    # No pages at /docs and /redoc: they would have the browser load scripts from elsewhere.
+    app = FastAPI(title="Headrace coordinator", version=metadata.version("headrace"), docs_url=None, redoc_url=None)
+    if token is not None:
+        app.add_middleware(AdminAccess, token=token)
 
     @app.get("/", include_in_schema=False)
     async def contents() -> dict[str, str]:
-        """What is here, for whoever opens the address; unlike /docs it needs nothing from the internet."""
+        """What is here, for whoever opens the address."""
         paths = app.openapi()["paths"].items()
-        return {path: str(calls["get"]["description"]) for path, calls in paths} | {"/docs": "All of it, to try out."}
+        return {path: str(calls["get"]["description"]) for path, calls in paths} | {"/openapi.json": "All of it, described."}
 
     @app.get("/healthz")
     async def healthz() -> Health:
@@ -222,7 +228,7 @@ async def _view(board: Board, ledger: Ledger, state: JobState) -> JobView:
     bad = await ledger.quarantine.of(state.name)
     return JobView(
         **_summary(board, state).model_dump(),
-        dataset=_without_password(spec.dataset),
+        dataset=mask_address(spec.dataset),
         manifest_hash=spec.manifest_hash,
         plan_hash=spec.plan_hash,
         samples=spec.samples,
@@ -263,19 +269,13 @@ async def _quarantine(manifests: Manifests, spec: JobSpec, found: Quarantined) -
             note = f"shards cannot be named: {error.message}"
     return QuarantineView(
         job=spec.name,
-        dataset=_without_password(spec.dataset),
+        dataset=mask_address(spec.dataset),
         manifest_hash=spec.manifest_hash,
         samples=[_bad(record, shards.get(record.sample, "")) for record in found.samples],
         total=found.total,
         unlisted=found.beyond,
         note=note,
     )
-
-
-def _without_password(address: str) -> str:
-    scheme, mark, rest = address.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}" if mark else address
 
 
 def _rank(board: Board, job: str, rank: int, record: RankRecord) -> Rank:

@@ -10,6 +10,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from headrace.coordinator import admin_api, store_redis
+from headrace.coordinator.access import Access
 from headrace.coordinator.board import Board
 from headrace.coordinator.grpc_api import CoordinatorService, HeartbeatRules
 from headrace.coordinator.instruments import BoardCollector, Instruments
@@ -21,9 +22,13 @@ from headrace.coordinator.store import Store
 from headrace.coordinator.store_memory import MemoryStore
 from headrace.datasets.manifest import load_manifest
 from headrace.telemetry import logging
+from headrace.telemetry.addresses import split_address
 from headrace.telemetry.parent import exit_with_parent
 from headrace.telemetry.settings import load
 from headrace.telemetry.tasks import end
+from headrace.wire import service_security
+from headrace.wire.secret import Secret, secret
+from headrace.wire.tls import ServerTls
 
 log = structlog.get_logger()
 
@@ -47,31 +52,62 @@ async def run(settings: CoordinatorSettings) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     async with contextlib.AsyncExitStack() as stack:
+        instruments = Instruments(CollectorRegistry())
+        fleet, admin_token, tls = _secured(settings, instruments)
         store: Store = MemoryStore() if settings.store == "memory://" else _redis(settings)
         stack.push_async_callback(store.close)
-        instruments = Instruments(CollectorRegistry())
         ledger = Ledger(store, settings.rules, instruments)
         board = Board(ledger, settings.tick_s, settings.job_keep_days)
         instruments.registry.register(BoardCollector(board))
         manifests = Manifests(load_manifest, settings.manifest_cache_s)
         beats = HeartbeatRules(settings.heartbeat_s, settings.worker_ttl_s)
-        server = GrpcServer(CoordinatorService(ledger, board, manifests, beats, instruments), settings.grpc_address)
+        access = Access(fleet, settings.require_job_token)
+        service = CoordinatorService(ledger, board, manifests, beats, instruments, access=access)
+        server = GrpcServer(service, settings.grpc_address, tls.grpc_credentials() if tls else None)
         await server.tell_health(False)
         await server.start()
         stack.push_async_callback(server.close, _GRACE_S)
         admin_port = 0
         if settings.admin_address:
-            admin = AdminServer(admin_api.build(board, ledger, instruments, manifests), settings.admin_address)
+            application = admin_api.build(board, ledger, instruments, manifests, admin_token)
+            admin = AdminServer(application, settings.admin_address, tls.http_context() if tls else None)
             await admin.start()
             stack.push_async_callback(admin.close)
             admin_port = admin.port
+        service_security.tell_open(
+            (settings.grpc_address, settings.admin_address),
+            TLS=tls is None,
+            fleet_token=fleet is None,
+            admin_token=admin_token is None and bool(settings.admin_address),
+            require_job_token=not settings.require_job_token,
+        )
         log.info("coordinator_ready", grpc_port=server.port, admin_port=admin_port)
         await _serve(board, server, stop)
         log.info("coordinator_stopping")
 
 
 def _redis(settings: CoordinatorSettings) -> Store:
-    return store_redis.connect(settings.store, settings.store_prefix, settings.store_deadline_s)
+    return store_redis.connect(
+        settings.store,
+        settings.store_prefix,
+        settings.store_deadline_s,
+        password_file=settings.store_password_file,
+        ca=settings.store_tls_ca,
+    )
+
+
+def _secured(settings: CoordinatorSettings, instruments: Instruments) -> tuple[Secret | None, Secret | None, ServerTls | None]:
+    """(the fleet's token, the admin API's, TLS). Raises ConfigInvalid, also for tokens without TLS."""
+    fleet = secret("fleet_token", settings.fleet_token.get_secret_value(), settings.fleet_token_file)
+    admin = secret("admin_token", settings.admin_token.get_secret_value(), settings.admin_token_file)
+    tls = service_security.server_tls(settings, instruments.tls_reloaded)
+    instruments.certificate(tls)
+    grpc_tokens = fleet is not None or settings.require_job_token
+    addresses = [settings.grpc_address] if grpc_tokens else []
+    addresses += [settings.admin_address] if admin is not None and settings.admin_address else []
+    hosts = [split_address(address)[0] for address in addresses]
+    service_security.check_plaintext(settings, bool(addresses), tls is not None, hosts, "this coordinator")
+    return fleet, admin, tls
 
 
 async def _serve(board: Board, server: GrpcServer, stop: asyncio.Event) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import structlog
 
 from headrace.coordinator import requests
+from headrace.coordinator.access import Access
 from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
@@ -49,28 +50,36 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     """See the module. One event loop."""
 
     def __init__(
-        self, ledger: Ledger, board: Board, manifests: Manifests, beats: HeartbeatRules, instruments: Instruments
+        self,
+        ledger: Ledger,
+        board: Board,
+        manifests: Manifests,
+        beats: HeartbeatRules,
+        instruments: Instruments,
+        *,
+        access: Access,
     ) -> None:
         self._ledger = ledger
         self._board = board
         self._manifests = manifests
         self._beats = beats
         self._instruments = instruments
+        self._access = access
         self._troubles = TroubleLog()
 
     # --- the six calls ------------------------------------------------------------------------------------------------
 
     async def OpenJob(self, request: pb.OpenJobRequest, context: Context) -> pb.OpenJobResponse:
         """See the proto."""
-        return await self._answer(context, self._open(request))
+        return await self._answer(context, self._open(request, context))
 
     async def JoinSession(self, request: pb.JoinSessionRequest, context: Context) -> pb.JoinSessionResponse:
         """See the proto."""
-        return await self._answer(context, self._join(request))
+        return await self._answer(context, self._join(request, context))
 
     async def WatchSession(self, request: pb.WatchSessionRequest, context: Context) -> AsyncIterator[pb.WatchSessionResponse]:
         """See the proto."""
-        snapshots = self._watch(request)
+        snapshots = self._watch(request, context)
         while True:
             try:
                 message = await anext(snapshots)
@@ -83,40 +92,41 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
 
     async def ReportProgress(self, request: pb.ReportProgressRequest, context: Context) -> pb.ReportProgressResponse:
         """See the proto."""
-        return await self._answer(context, self._report(request))
+        return await self._answer(context, self._report(request, context))
 
     async def LeaveSession(self, request: pb.LeaveSessionRequest, context: Context) -> pb.LeaveSessionResponse:
         """See the proto."""
-        return await self._answer(context, self._leave(request))
+        return await self._answer(context, self._leave(request, context))
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         """See the proto."""
-        return await self._answer(context, self._heartbeat(request))
+        return await self._answer(context, self._heartbeat(request, context))
 
     # --- how they are answered ----------------------------------------------------------------------------------------
 
-    async def _open(self, request: pb.OpenJobRequest) -> pb.OpenJobResponse:
+    async def _open(self, request: pb.OpenJobRequest, context: Context) -> pb.OpenJobResponse:
         check_protocol(request.protocol, "the trainer")
         asked = convert.job_from_proto(request.job)
         if not 1 <= request.world <= MAX_WORLD:
             raise WorldMismatch(
                 f"world size must be from 1 to {MAX_WORLD}, not {request.world}", job=asked.name, world=request.world
             )
+        tokens = self._access.job_tokens(context, asked.name)
         spec = _filled_in(asked, await self._manifests.get(asked.dataset))
-        outcome = await self._ledger.update(spec.name, Open(spec, request.world))
+        outcome = await self._ledger.update(spec.name, Open(spec, request.world, tokens))
         assert outcome.state.job is not None
         recorded = outcome.state.job.spec
         return pb.OpenJobResponse(job=convert.job_to_proto(recorded), plan_hash=recorded.plan_hash)
 
-    async def _join(self, request: pb.JoinSessionRequest) -> pb.JoinSessionResponse:
-        event = requests.join_of(request)
+    async def _join(self, request: pb.JoinSessionRequest, context: Context) -> pb.JoinSessionResponse:
+        event = replace(requests.join_of(request), tokens=self._access.job_tokens(context, request.id.job))
         outcome = await self._ledger.update(request.id.job, event)
         joined = next(effect for effect in outcome.effects if isinstance(effect, Joined))
-        session = convert.session_to_proto(joined.session) if joined.session else None
+        session = convert.session_to_proto(replace(joined.session, token_hashes=())) if joined.session else None
         return pb.JoinSessionResponse(attempt=joined.attempt, session=session, awaited=joined.awaited)
 
-    async def _watch(self, request: pb.WatchSessionRequest) -> AsyncIterator[pb.WatchSessionResponse]:
-        event = requests.observe_of(request)
+    async def _watch(self, request: pb.WatchSessionRequest, context: Context) -> AsyncIterator[pb.WatchSessionResponse]:
+        event = replace(requests.observe_of(request), tokens=self._access.job_tokens(context, request.id.job))
         name = request.id.job
         sent: pb.WatchSessionResponse | None = None
         await self._ledger.update(name, event, rank=event.rank)
@@ -137,18 +147,21 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
                     yield message
             await self._board.changed(name, _WATCH_S)
 
-    async def _report(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
-        event = requests.progress_of(request)
+    async def _report(self, request: pb.ReportProgressRequest, context: Context) -> pb.ReportProgressResponse:
+        event = replace(requests.progress_of(request), tokens=self._access.job_tokens(context, request.id.job))
         await self._ledger.update(request.id.job, event, rank=event.rank)
         self._troubles.tell(request)
         return pb.ReportProgressResponse()
 
-    async def _leave(self, request: pb.LeaveSessionRequest) -> pb.LeaveSessionResponse:
+    async def _leave(self, request: pb.LeaveSessionRequest, context: Context) -> pb.LeaveSessionResponse:
+        tokens = self._access.job_tokens(context, request.id.job)
         event = requests.leave_of(request)
+        event = replace(event, tokens=tokens, last=event.last and replace(event.last, tokens=tokens))
         await self._ledger.update(request.id.job, event, rank=event.rank)
         return pb.LeaveSessionResponse()
 
-    async def _heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+    async def _heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
+        self._access.check_worker(context, request.endpoint.worker)
         stated = requests.worker_of(request)
         before, record = await self._ledger.heartbeat(stated, int(self._beats.ttl_s * 1e6))
         if before is None or _standing(before) != _standing(record):
@@ -259,4 +272,5 @@ def _standing(record: WorkerRecord) -> object:
 
 
 def _same_table(one: pb.WatchSessionResponse, other: pb.WatchSessionResponse) -> bool:
-    return (one.window, one.owners, one.tokens, one.endpoints) == (other.window, other.owners, other.tokens, other.endpoints)
+    first, second = ((table.window, table.owners, table.tokens, table.endpoints, table.stop_why) for table in (one, other))
+    return first == second

@@ -18,6 +18,7 @@ from headrace.telemetry import metrics
 
 if TYPE_CHECKING:
     from headrace.coordinator.board import Board
+    from headrace.wire.tls import ServerTls
 
 # Points over which "recent" starvation is told: ranks report once a second, so that they span some 30 s.
 _RECENT_POINTS = 30
@@ -33,6 +34,8 @@ class Instruments:
         self._conflicts = metrics.counter("headrace_store_conflicts_total", registry)
         self._store_errors = metrics.counter("headrace_store_errors_total", registry)
         self._refused = metrics.counter("headrace_calls_refused_total", registry)
+        self._reloads = metrics.counter("headrace_coordinator_tls_reloads_total", registry)
+        self._not_after = metrics.gauge("headrace_coordinator_tls_not_after_seconds", registry)
 
     def lane_moved(self, job: str, reason: str) -> None:
         """A lane was taken from a worker."""
@@ -53,6 +56,15 @@ class Instruments:
     def refused(self, code: str) -> None:
         """A call was answered with an error."""
         self._refused.labels(code).inc()
+
+    def tls_reloaded(self, reason: str) -> None:
+        """The certificate's files changed: `ok`, or `refused` and the one before stays."""
+        self._reloads.labels(reason).inc()
+
+    def certificate(self, tls: ServerTls | None) -> None:
+        """Export when the certificate in use expires."""
+        if tls is not None:
+            self._not_after.set_function(lambda: tls.not_after_s)
 
 
 class Recent:

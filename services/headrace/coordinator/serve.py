@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 from collections.abc import Iterator
 
+import grpc
 import grpc.aio
 import uvicorn
 from fastapi import FastAPI
@@ -35,8 +37,9 @@ _TICK_S = 1.0
 class GrpcServer:
     """gRPC with health and reflection. port: what it listens on, once started."""
 
-    def __init__(self, service: CoordinatorService, address: str) -> None:
+    def __init__(self, service: CoordinatorService, address: str, credentials: grpc.ServerCredentials | None = None) -> None:
         self._address = address
+        self._credentials = credentials
         self._server = grpc.aio.server(options=_OPTIONS)
         self._health = health_aio.HealthServicer()
         pb_grpc.add_CoordinatorServiceServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
@@ -49,7 +52,10 @@ class GrpcServer:
         """Listen. Raises PortInUse or ConfigInvalid."""
         split_address(self._address)
         try:
-            self.port = self._server.add_insecure_port(self._address)
+            if self._credentials is None:
+                self.port = self._server.add_insecure_port(self._address)
+            else:
+                self.port = self._server.add_secure_port(self._address, self._credentials)
         except RuntimeError as error:
             raise _why_not_bound(self._address, "--grpc-address") from error
         await self._server.start()
@@ -93,10 +99,12 @@ class _Quiet(uvicorn.Server):
 class AdminServer:
     """HTTP on a socket of its own. port: what it listens on, once started."""
 
-    def __init__(self, app: FastAPI, address: str) -> None:
+    def __init__(self, app: FastAPI, address: str, tls: ssl.SSLContext | None = None) -> None:
         config = uvicorn.Config(
             app, log_config=None, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
+        config.load()
+        config.ssl = tls
         self._server = _Quiet(config)
         self._address = address
         self._socket: socket.socket | None = None

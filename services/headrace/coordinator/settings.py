@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import SettingsConfigDict
 
 from headrace.core.events import Rules
+from headrace.telemetry.security_settings import SecuritySettings
 
 
-class CoordinatorSettings(BaseSettings):
+def _admin_token() -> SecretStr:
+    """One variable for the server and the commands that ask it."""
+    return SecretStr(os.environ.get("HEADRACE_ADMIN_TOKEN", ""))
+
+
+class CoordinatorSettings(SecuritySettings):
     """Gives workers the lanes of jobs and keeps the sessions of trainers. Holds no state: any number can share a store.
 
     Each flag is also a variable: --admin-address is HEADRACE_COORDINATOR_ADMIN_ADDRESS. A flag wins over it.
@@ -31,10 +38,18 @@ class CoordinatorSettings(BaseSettings):
         "redis://127.0.0.1:6379/0",
         description="redis://, rediss://, unix:// or sentinel://host:port,host:port/service; "
         "memory:// keeps all in this process, for trying things out.",
+        repr=False,
     )
     store_prefix: str = Field(
         "headrace", pattern=r"^[A-Za-z0-9._-]+$", description="Begins every key, so that fleets can share a store."
     )
+    store_password_file: str = Field("", description="File of the store's password, read again for each new connection.")
+    store_tls_ca: str = Field("", description="PEM file of who signed the certificate of a rediss:// store.")
+    admin_token_file: str = Field("", description="File of the token that the admin API asks for; health and metrics do not.")
+    admin_token: SecretStr = Field(
+        default_factory=_admin_token, description="The same as a variable, also HEADRACE_ADMIN_TOKEN; a file is better."
+    )
+    require_job_token: bool = Field(False, description="Refuse jobs that are opened without a token of their own.")
     # One request takes a millisecond; what takes seconds is down, and callers should hear so while they can still retry.
     store_deadline_s: float = Field(2.0, gt=0, le=60, description="How long one request to the store may take.")
     # Half a second is well under the time that ready batches last, and costs each job two small reads a second.

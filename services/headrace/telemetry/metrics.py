@@ -73,6 +73,10 @@ _COORDINATOR: tuple[Metric, ...] = (
     Metric("headrace_store_errors_total", "counter", "coordinator",
            "Requests that the store failed or refused, by why.", ("reason",)),
     Metric("headrace_calls_refused_total", "counter", "coordinator", "Calls answered with an error, by its code.", ("reason",)),
+    Metric("headrace_coordinator_tls_reloads_total", "counter", "coordinator",
+           "Changes of the certificate's files: `ok`, or `refused` and the one before stays in use.", ("reason",)),
+    Metric("headrace_coordinator_tls_not_after_seconds", "gauge", "coordinator",
+           "When the certificate in use expires, since 1970; 0 without TLS.", (), "seconds"),
 )
 
 _WORKER: tuple[Metric, ...] = (
@@ -95,6 +99,10 @@ _WORKER: tuple[Metric, ...] = (
     Metric("headrace_lanes_held", "gauge", "worker", "Lanes leased.", ("job",)),
     Metric("headrace_heartbeat_seconds", "histogram", "worker", "Time of one heartbeat.", (), "seconds", _LATENCY_S),
     Metric("headrace_heartbeat_failures_total", "counter", "worker", "Heartbeats not answered, by why.", ("reason",)),
+    Metric("headrace_worker_tls_reloads_total", "counter", "worker",
+           "Changes of the certificate's files: `ok`, or `refused` and the one before stays in use.", ("reason",)),
+    Metric("headrace_worker_tls_not_after_seconds", "gauge", "worker",
+           "When the certificate in use expires, since 1970; 0 without TLS.", (), "seconds"),
 )
 # fmt: on
 

@@ -7,7 +7,7 @@ import inspect
 import os
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsError
 
 from headrace.core.errors import ConfigInvalid
@@ -27,6 +27,7 @@ def load(cls: type[S], argv: list[str], command: str) -> S:
             near = difflib.get_close_matches(variable.upper(), known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigInvalid(f"unknown variable {variable}{hint} (`{command} --help` lists all)", setting=variable)
+    _refuse_secrets(cls, argv, prefix)
     cls.__doc__ = inspect.cleandoc(cls.__doc__ or "")  # `--help` shows it as it is
     try:
         return CliApp.run(cls, cli_args=argv)
@@ -36,3 +37,15 @@ def load(cls: type[S], argv: list[str], command: str) -> S:
         raise ConfigInvalid(f"{lines} (see `{command} --help`)", setting=found[0][0]) from error
     except SettingsError as error:
         raise ConfigInvalid(f"{error} (see `{command} --help`)") from error
+
+
+def _refuse_secrets(cls: type[BaseSettings], argv: list[str], prefix: str) -> None:
+    """A command line can be read by everyone on the machine, and is kept in histories."""
+    for name, field in cls.model_fields.items():
+        flag = f"--{name.replace('_', '-')}"
+        if field.annotation is SecretStr and any(word.partition("=")[0] in (flag, f"--{name}") for word in argv):
+            raise ConfigInvalid(
+                f"{flag} must not be on a command line, where others can read it: use {flag}-file, or the variable "
+                f"{prefix}{name.upper()}",
+                setting=name,
+            )

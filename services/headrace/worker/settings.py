@@ -9,10 +9,12 @@ from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from headrace.telemetry.security_settings import SecuritySettings
 
 
-class WorkerSettings(BaseSettings):
+class WorkerSettings(SecuritySettings):
     """Reads shards, decodes and augments, and hands batches to trainers.
 
     Each flag is also a variable: --metrics-address is HEADRACE_WORKER_METRICS_ADDRESS. A flag wins over it.

@@ -1,0 +1,69 @@
+"""Who may call: the tokens of jobs, of the fleet's workers and of the admin API, as a call carries them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.core.errors import Unauthenticated
+from headrace.core.job_token import hashes
+from headrace.wire.secret import HEADER, Secret, shown
+
+# Probes have no token, and say nothing of jobs; metrics have names and numbers of jobs, for Prometheus.
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What is demanded. fleet: of workers, None admits all. require_job_token: of whoever speaks for a job."""
+
+    fleet: Secret | None = None
+    require_job_token: bool = False
+
+    def job_tokens(self, context: Any, job: str) -> tuple[str, ...]:
+        """Hashes of the tokens that a rank's call carries. Raises Unauthenticated where it must carry one and does not."""
+        given = shown(context.invocation_metadata())
+        if self.require_job_token and not given:
+            raise Unauthenticated(
+                "this coordinator serves no job without a token of its own; set token or token_file (HEADRACE_TOKEN_FILE), the "
+                "same for all ranks of a job",
+                job=job,
+            )
+        return hashes(job, given)
+
+    def check_worker(self, context: Any, worker: str) -> None:
+        """Raise Unauthenticated unless the call carries the fleet's token."""
+        if self.fleet is not None:
+            remedy = "set fleet_token_file (HEADRACE_WORKER_FLEET_TOKEN_FILE) to the token that the coordinators have"
+            self.fleet.demand(shown(context.invocation_metadata()), f"worker {worker[:100]}", remedy)
+
+
+class AdminAccess:
+    """ASGI middleware: everything but OPEN_PATHS asks for the admin token."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], token: Secret) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._token.matches(self._given(scope)):
+            await self._app(scope, receive, send)
+            return
+        detail = "the admin API asks for its token as `authorization: Bearer TOKEN`; commands take it from HEADRACE_ADMIN_TOKEN"
+        body = json.dumps({"detail": f"{detail} or HEADRACE_ADMIN_TOKEN_FILE"}).encode()
+        headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    @staticmethod
+    def _given(scope: Scope) -> tuple[str, ...]:
+        pairs = ((key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in scope["headers"])
+        return shown((key, value) for key, value in pairs if key == HEADER)
