@@ -61,7 +61,7 @@ def test_any_block_is_read_by_two_ranges(wanted: list[Entry], draw: st.DataObjec
     first = draw.draw(st.integers(0, len(wanted) - 1))
     count = draw.draw(st.integers(1, len(wanted) - first))
     records = data[HEADER_BYTES + first * RECORD_BYTES :][: count * RECORD_BYTES]
-    start, end = blob_range(records)
+    start, end = blob_range(records, "x.idx")
     base = HEADER_BYTES + len(wanted) * RECORD_BYTES
     block = decode_block(records, data[base + start : base + end], first, SHARD_BYTES, "x.idx")
     for row in range(count):

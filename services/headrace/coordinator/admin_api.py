@@ -85,7 +85,7 @@ class JobSummary(BaseModel):
 
 class JobView(JobSummary):
     """A job in full. dropped_per_epoch: samples that no rank gets, by the tail; samples_dropped: in epochs that are over.
-    bad_samples: the first 100; /quarantine has all."""
+    bad_samples: the first 100; /quarantine has all. stop_index, stop_why: where all ranks stop for too many of them, or -1."""
 
     dataset: str
     manifest_hash: str
@@ -104,6 +104,8 @@ class JobView(JobSummary):
     lane_owners: list[Lane]
     bad_samples: list[BadSampleView]
     bad_samples_total: int
+    stop_index: int
+    stop_why: str
 
 
 class QuarantineView(BaseModel):
@@ -245,6 +247,8 @@ async def _view(board: Board, ledger: Ledger, state: JobState) -> JobView:
         lane_owners=[Lane(lane=n, worker=lane.owner, token=lane.token) for n, lane in sorted(state.lanes.items())],
         bad_samples=[_bad(record) for record in bad.samples[:BAD_SHOWN]],
         bad_samples_total=bad.total,
+        stop_index=session.stop_index if session else -1,
+        stop_why=session.stop_why if session else "",
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from headrace.core.errors import ManifestInvalid, SourceUnavailable
-from headrace.datasets.storage import join_address, mask_address, split_address
+from headrace.core.masking import mask_address
+from headrace.datasets.storage import join_address, split_address
 
 _PATIENCE_S = 4.0  # below the client's deadline of a call
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from headrace.core.masking import mask_address
+
 Ids = dict[str, str | int]
 
 
@@ -16,7 +18,7 @@ class HeadraceError(Exception):
 
     Attributes: `code` is the stable name on the wire; `retriable` says that the same call may succeed later
     without a change by the user; `ids` names what was concerned (job, rank, lane, shard, ...). Each id can also be
-    read as an attribute: `error.ids["rank"] == error.rank`.
+    read as an attribute: `error.ids["rank"] == error.rank`. Credentials in addresses are masked, in text and ids.
     """
 
     code: ClassVar[str] = "internal"
@@ -24,9 +26,9 @@ class HeadraceError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
 
     def __init__(self, message: str, **ids: str | int) -> None:
-        super().__init__(message)
-        self.message = message
-        self.ids: Ids = ids
+        self.message = mask_address(message)
+        super().__init__(self.message)
+        self.ids: Ids = {name: mask_address(value) if isinstance(value, str) else value for name, value in ids.items()}
 
     def __getattr__(self, name: str) -> str | int:
         ids: Ids = self.__dict__.get("ids", {})
@@ -103,6 +105,13 @@ class BatchFailed(HeadraceError):
     """A batch cannot be made: all its samples are bad, or one is and the job's policy is `fail`."""
 
     code = "batch_failed"
+    grpc_status = "DATA_LOSS"
+
+
+class TooManyBadSamples(HeadraceError):
+    """More samples were bad than the job's `max_bad_share` lets pass; they were substituted until here."""
+
+    code = "too_many_bad_samples"
     grpc_status = "DATA_LOSS"
 
 
@@ -299,4 +308,5 @@ BY_CODE: dict[str, type[HeadraceError]] = {cls.code: cls for cls in _subclasses(
 def from_code(code: str, message: str, ids: Ids) -> HeadraceError:
     """Rebuild an error that another process raised; an unknown code becomes the base class."""
     cls = BY_CODE.get(code, HeadraceError)
-    return cls(message, **ids)
+    # Ids are keyword arguments beside these two: a peer must not be able to break the call.
+    return cls(message, **{name: value for name, value in ids.items() if name not in ("self", "message")})

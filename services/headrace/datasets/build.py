@@ -14,6 +14,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from headrace.core.errors import ConfigInvalid, LabelInvalid, ShardInvalid, ShardMissing
+from headrace.core.masking import mask_address
 from headrace.datasets.edges import edge_hash, edge_ranges
 from headrace.datasets.exclude import Excluded, not_there
 from headrace.datasets.labels import LabelRule, Rule, choose_rule
@@ -22,7 +23,7 @@ from headrace.datasets.manifest import Manifest, Shard, hash_bytes, store_manife
 from headrace.datasets.report import IndexReport, Tally, make_manifest
 from headrace.datasets.scan import Found, folder_entries, scan_tar, tar_entries
 from headrace.datasets.shard_index import encode_index
-from headrace.datasets.storage import ObjectInfo, ObjectMissing, Storage, local_path, mask_address, open_storage
+from headrace.datasets.storage import ObjectInfo, ObjectMissing, Storage, local_path, open_storage
 from headrace.datasets.tar import split_name
 from headrace.datasets.tasks import gather_all
 

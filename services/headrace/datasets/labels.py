@@ -19,13 +19,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from headrace.core import limits
 from headrace.core.errors import LabelInvalid
 from headrace.datasets.manifest import LabelKind
 
 Rule = Literal["cls", "txt", "json", "multi", "folder", "none"]
 LABEL_EXTENSIONS = ("cls", "json", "txt")
-MAX_LABEL_BYTES = 1 << 20  # larger ones are data, not labels
-MAX_MULTI_CLASSES = 65_536
+MAX_LABEL_BYTES = limits.LABEL_BYTES
+MAX_MULTI_CLASSES = limits.MULTI_CLASSES
 _JSON_FIELDS = ("label", "cls", "class", "labels", "classes")
 _NUMBERS = re.compile(r"[\s,;]+")
 
@@ -133,15 +134,22 @@ def parse_classes(text: str) -> dict[str, int]:
     """A class list: a JSON list of names, a JSON object name -> integer, or one name a line. Raises LabelInvalid."""
     if text.lstrip()[:1] in ("[", "{"):
         data = _parse_json(text)
-        names = {name: i for i, name in enumerate(data)} if isinstance(data, list) else data
     else:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        names = {name: i for i, name in enumerate(lines)}
-        if len(names) != len(lines):
-            raise LabelInvalid("the class list names a class twice")
-    if not names or not all(isinstance(k, str) and type(v) is int and v >= 0 for k, v in names.items()):
+        data = [line.strip() for line in text.splitlines() if line.strip()]
+    numbers = _numbered(data) if isinstance(data, list) else data
+    if not numbers or not all(isinstance(k, str) and type(v) is int and v >= 0 for k, v in numbers.items()):
         raise LabelInvalid("a class list is a name a line, a JSON list of names, or a JSON object of name: number")
-    return dict(names)
+    if max(numbers.values()) >= limits.CLASSES:
+        raise LabelInvalid(f"class number {max(numbers.values())} is too high: at most {limits.CLASSES} classes are numbered")
+    return dict(numbers)
+
+
+def _numbered(names: list[Any]) -> dict[str, int]:
+    if not all(isinstance(name, str) for name in names):
+        raise LabelInvalid("a class list's names must be texts")
+    if len(set(names)) != len(names):
+        raise LabelInvalid("the class list names a class twice")
+    return {name: i for i, name in enumerate(names)}
 
 
 def _utf8(raw: bytes) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, ShardMissing
+from headrace.core.masking import mask_address
 from headrace.datasets.manifest import Kind
 from headrace.datasets.scan import is_image_path
-from headrace.datasets.storage import ObjectInfo, ObjectMissing, Storage, mask_address, open_storage, split_address
+from headrace.datasets.storage import ObjectInfo, ObjectMissing, Storage, open_storage, split_address
 from headrace.datasets.tasks import gather_all
 
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
-MAX_NAMED_SHARDS = 1_000_000
 
 
 @dataclass(slots=True)
@@ -69,16 +70,15 @@ async def _named_tars(address: str) -> Layout:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`a-{000..002}.tar` -> a-000.tar, a-001.tar, a-002.tar; a name without braces is itself."""
-    match = _BRACES.search(pattern)
-    if match is None:
-        return [pattern]
-    first, last = match.groups()
-    if not int(first) <= int(last) < int(first) + MAX_NAMED_SHARDS:
-        raise ConfigInvalid(f"{match.group()} is not a range of shards")
-    width = len(first)
-    return [
-        name
-        for number in range(int(first), int(last) + 1)
-        for name in expand_braces(f"{pattern[: match.start()]}{number:0{width}d}{pattern[match.end() :]}")
-    ]
+    """`a-{000..002}.tar` -> a-000.tar, a-001.tar, a-002.tar; a name without braces is itself. Raises ConfigInvalid."""
+    names, rest = [""], pattern
+    while (match := _BRACES.search(rest)) is not None:
+        first, last = match.groups()
+        if len(last) > 18 or len(first) > 18 or int(last) < int(first):
+            raise ConfigInvalid(f"{match.group()[:60]} is not a range of shards")
+        count = (int(last) - int(first) + 1) * len(names)
+        limits.at_most(count, limits.SHARDS, "shards that the braces name", ConfigInvalid)
+        numbers = [f"{rest[: match.start()]}{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+        names = [name + number for name in names for number in numbers]
+        rest = rest[match.end() :]
+    return [name + rest for name in names]

@@ -16,16 +16,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core import limits
 from headrace.core.errors import HeadraceError, ManifestInvalid, ManifestMissing
-from headrace.datasets.storage import (
-    ObjectMissing,
-    Storage,
-    check_path,
-    join_address,
-    mask_address,
-    open_storage,
-    split_address,
-)
+from headrace.core.masking import mask_address
+from headrace.core.pipeline_spec import shown
+from headrace.datasets.storage import ObjectMissing, Storage, check_path, join_address, open_storage, split_address
 
 Kind = Literal["webdataset", "folder"]
 LabelKind = Literal["int", "multi", "json"]
@@ -114,7 +109,7 @@ class Manifest:
             return _from_dict(data)
         except HeadraceError as error:
             raise ManifestInvalid(f"{where} is not a usable manifest: {error.message}", manifest=where) from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ManifestInvalid(
                 f"{where} is not a manifest ({error}): make it again by `headrace index`", manifest=where
             ) from error
@@ -203,25 +198,58 @@ async def store_manifest(storage: Storage, manifest: Manifest) -> None:
 
 def _from_dict(data: dict[str, Any]) -> Manifest:
     if data.get("version") != VERSION:
-        raise ManifestInvalid(f"version {data.get('version')!r} is not {VERSION}: index again with this release")
+        raise ManifestInvalid(f"version {shown(data.get('version'))} is not {VERSION}: index again with this release")
     unknown = set(data) - set(_MANIFEST_FIELDS)
     if unknown:
-        raise ManifestInvalid(f"unknown field {min(unknown)!r}")
+        raise ManifestInvalid(f"unknown field {shown(min(unknown))}")
+    for name in ("shards", "classes"):
+        if not isinstance(data[name], list):
+            raise ManifestInvalid(f"{name} is no list")
+    limits.at_most(len(data["shards"]), limits.SHARDS, "shards", ManifestInvalid)
     shards = tuple(Shard(**shard) for shard in data["shards"])
     manifest = Manifest(**{**data, "shards": shards, "classes": tuple(data["classes"])})
     _validate(manifest)
     return manifest
 
 
+_MOST = {
+    "bytes": 2**62, "index_bytes": limits.INDEX_BYTES, "samples": limits.SAMPLES, "bad": limits.SAMPLES, "version": VERSION,
+    "num_classes": limits.CLASSES, "label_width": limits.MULTI_CLASSES,
+    "max_key_bytes": limits.KEY_BYTES, "max_label_bytes": limits.LABEL_BYTES,
+}  # fmt: skip
+
+
+def _check_types(record: Manifest | Shard) -> None:
+    """Numbers within their limits, texts that are texts: all comes from a file that somebody else may have written."""
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if each.name in _MOST:
+            if type(value) is not int or value < 0:
+                raise ManifestInvalid(f"{each.name} is {shown(value)}, which is no count")
+            limits.at_most(value, _MOST[each.name], each.name, ManifestInvalid)
+        elif each.type == "bool":
+            if type(value) is not bool:
+                raise ManifestInvalid(f"{each.name} is {shown(value)}, neither true nor false")
+        elif each.name not in ("shards", "classes"):
+            if not isinstance(value, str):
+                raise ManifestInvalid(f"{each.name} is {shown(value)}, which is no text")
+            limits.text(value, each.name, limits.ADDRESS_CHARS, ManifestInvalid)
+
+
 def _validate(manifest: Manifest) -> None:
+    _check_types(manifest)
     if manifest.kind not in get_args(Kind) or manifest.label_kind not in get_args(LabelKind):
-        raise ManifestInvalid(f"unknown kind {manifest.kind!r} or label kind {manifest.label_kind!r}")
+        raise ManifestInvalid(f"unknown kind {shown(manifest.kind)} or label kind {shown(manifest.label_kind)}")
     for shard in manifest.shards:
+        _check_types(shard)
         check_path(shard.name)
         check_path(shard.index)
-        if min(shard.bytes, shard.samples, shard.index_bytes) < 0:
-            raise ManifestInvalid(f"shard {shard.name!r} has a negative size")
     if sum(shard.samples for shard in manifest.shards) != manifest.samples:
         raise ManifestInvalid("the shards' samples do not add up")
-    if manifest.label_width < 1 or min(manifest.max_key_bytes, manifest.max_label_bytes) < 0:
+    if manifest.label_width < 1:
         raise ManifestInvalid("a width is out of range")
+    limits.at_most(len(manifest.classes), limits.CLASSES, "classes", ManifestInvalid)
+    for name in manifest.classes:
+        if not isinstance(name, str):
+            raise ManifestInvalid(f"class name {shown(name)} is no text")
+        limits.text(name, "a class name", limits.KEY_BYTES, ManifestInvalid)

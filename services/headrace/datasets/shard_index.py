@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.batch import REASON_CODE
+from headrace.core import limits
+from headrace.core.batch import BAD_REASONS, REASON_CODE
 from headrace.core.errors import ManifestInvalid
 
 MAGIC = b"HRINDEX1"
@@ -35,8 +36,10 @@ RECORD = np.dtype(
 )
 RECORD_BYTES = RECORD.itemsize
 HAS_CRC = 1
-MAX_KEY_BYTES = 4096
-MAX_IMAGE_BYTES = 2**32 - 1
+MAX_KEY_BYTES = limits.KEY_BYTES
+MAX_IMAGE_BYTES = limits.IMAGE_BYTES
+
+_FARTHEST = 2**63 - 2**32
 
 Records = NDArray[np.void]
 
@@ -92,10 +95,15 @@ class IndexBlock:
         self.nbytes = self.records.nbytes + len(self.blob)
 
     def key(self, row: int) -> str:
-        """Key of a record of this block; row counts from the block's first."""
+        """Key of a record of this block; row counts from the block's first. Raises ManifestInvalid."""
         record = self.records[row]
         start = int(record["blob_offset"]) - self.blob_start
-        return bytes(self.blob[start : start + int(record["key_length"])]).decode()
+        try:
+            return bytes(self.blob[start : start + int(record["key_length"])]).decode()
+        except UnicodeDecodeError as error:
+            raise ManifestInvalid(
+                f"the key of sample {self.first + row} of its shard is no UTF-8: index the data set again"
+            ) from error
 
     def payload(self, row: int) -> bytes:
         """Label payload of a record of this block."""
@@ -136,6 +144,8 @@ def decode_header(data: bytes | memoryview, where: str) -> Header:
     magic, samples, blob_bytes, shard_bytes = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise ManifestInvalid(f"{where} is not a shard index: index the data set again", index=where)
+    if samples > limits.SAMPLES or max(blob_bytes, shard_bytes) >= 2**63:
+        raise ManifestInvalid(f"{where} says impossible sizes: index the data set again", index=where)
     return Header(samples, blob_bytes, shard_bytes)
 
 
@@ -151,28 +161,53 @@ def decode_block(
     return IndexBlock(first, records, memoryview(blob), blob_start)
 
 
-def decode_index(data: bytes | memoryview, where: str) -> IndexBlock:
-    """A whole index. Raises ManifestInvalid."""
+def decode_index(data: bytes | memoryview, where: str, shard_bytes: int | None = None) -> IndexBlock:
+    """A whole index. shard_bytes: the shard's size where it is known from elsewhere. Raises ManifestInvalid."""
     header = decode_header(data, where)
+    if shard_bytes is not None and header.shard_bytes != shard_bytes:
+        raise ManifestInvalid(
+            f"index {where} is of a shard of {header.shard_bytes} bytes, not {shard_bytes}: index again", index=where
+        )
     if header.total_bytes != len(data):
         raise ManifestInvalid(f"index {where} has {len(data)} bytes, not {header.total_bytes}: index again", index=where)
     view = memoryview(data)
     return decode_block(view[HEADER_BYTES : header.blob_start], view[header.blob_start :], 0, header.shard_bytes, where)
 
 
-def blob_range(records_raw: bytes | memoryview) -> tuple[int, int]:
-    """(start, end) in the blob of the keys and labels of a block of records."""
+def blob_range(records_raw: bytes | memoryview, where: str) -> tuple[int, int]:
+    """(start, end) in the blob of the keys and labels of a block of records. Raises ManifestInvalid for too many.
+
+    Keys and labels lie in record order, so the last record ends the piece.
+    """
     records: Records = np.frombuffer(records_raw, RECORD)
     last = records[-1]
-    return int(records["blob_offset"][0]), int(last["blob_offset"]) + int(last["key_length"]) + int(last["label_length"])
+    start, end = int(records["blob_offset"][0]), int(last["blob_offset"]) + int(last["key_length"]) + int(last["label_length"])
+    most = sum(int(records[name].sum(dtype=np.int64)) for name in ("key_length", "label_length"))
+    if not 0 <= end - start <= most:
+        raise _outside(where)
+    return start, end
 
 
 def _check(records: Records, blob_start: int, blob_bytes: int, shard_bytes: int, where: str) -> None:
-    image_end = records["offset"] + records["length"]
-    blob_end = records["blob_offset"] + records["key_length"] + records["label_length"]
+    """Raise ManifestInvalid for a record that could not be used: everything after this relies on it."""
+    offsets, blob_offsets = records["offset"], records["blob_offset"]
+    # What lies so far below 2^63 adds up without wrapping around.
+    if np.any(offsets > _FARTHEST) or np.any(blob_offsets > _FARTHEST):
+        raise _outside(where)
+    image_ends = offsets.astype(np.int64) + records["length"]
+    begins = blob_offsets.astype(np.int64)
+    ends = begins + records["key_length"] + records["label_length"]
     if (
-        np.any(image_end > shard_bytes)
-        or np.any(blob_end > blob_start + blob_bytes)
-        or np.any(records["blob_offset"] < blob_start)
+        np.any(image_ends > shard_bytes)
+        or np.any(ends > blob_start + blob_bytes)
+        or np.any(begins < blob_start)
+        or np.any(records["key_length"] > limits.KEY_BYTES)
+        or np.any(records["label_length"] > limits.LABEL_BYTES)
     ):
-        raise ManifestInvalid(f"index {where} leads outside of its shard: index the data set again", index=where)
+        raise _outside(where)
+    if np.any(records["reason"] >= len(BAD_REASONS)):
+        raise ManifestInvalid(f"index {where} names unknown reasons: index the data set again, by this version", index=where)
+
+
+def _outside(where: str) -> ManifestInvalid:
+    return ManifestInvalid(f"index {where} leads outside of its shard: index the data set again", index=where)

@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 from headrace.core.errors import ConfigInvalid, HeadraceError
+from headrace.core.masking import mask_address
 
 REMOTE_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https"})
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
@@ -80,17 +81,6 @@ class Storage(Protocol):
         ...
 
 
-def mask_address(address: str) -> str:
-    """The address without user names, passwords and query values, for messages and logs."""
-    if not _SCHEME.match(address):
-        return address
-    parts = urlsplit(address)
-    netloc = parts.netloc
-    if "@" in netloc:
-        netloc = "***@" + netloc.rsplit("@", 1)[1]
-    return urlunsplit((parts.scheme, netloc, parts.path, "***" if parts.query else "", ""))
-
-
 def join_address(directory: str, name: str) -> str:
     """Address of `name` (a relative path, or an address of its own) below a directory's address."""
     if not name:
@@ -126,8 +116,8 @@ def local_path(address: str) -> Path | None:
     if match is None:
         return Path(address).expanduser()
     scheme = match.group(1).lower()
-    if scheme == "file":
-        return Path(unquote(urlsplit(address).path))
+    if scheme == "file":  # what stands before the path would be another host
+        return Path(unquote("/" + address[match.end() :].partition("/")[2]))
     if scheme in REMOTE_SCHEMES:
         return None
     raise ConfigInvalid(

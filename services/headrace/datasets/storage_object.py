@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,10 +23,10 @@ from obstore.exceptions import (
 from obstore.store import ObjectStore, from_url
 
 from headrace.core.errors import AccessDenied, ConfigInvalid, SourceUnavailable
-from headrace.datasets.storage import ObjectInfo, ObjectMissing, ObjectReplaced, check_path, mask_address
+from headrace.core.masking import mask_address
+from headrace.datasets.storage import ObjectInfo, ObjectMissing, ObjectReplaced, check_path
 
 T = TypeVar("T")
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s\"'<>]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +160,4 @@ def _short(error: BaseException) -> str:
     """First line of obstore's long debug text, without the credentials that addresses in it may hold."""
     text = str(error).strip()
     first = text.splitlines()[0][:600] if text else type(error).__name__
-    return _ADDRESS.sub(lambda match: mask_address(match.group()), first)[:300]
+    return mask_address(first)[:300]

@@ -13,10 +13,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headrace.core import limits
 from headrace.core.errors import ShardInvalid
 
 BLOCK = 512
-MAX_EXTENSION_BYTES = 1 << 20  # of a PAX header or a long name; more is not a tar
+CRC_PIECE_BYTES = 4 << 20
 
 Interest = Literal["skip", "payload", "crc"]
 Walk = Generator[tuple[int, int], "bytes | memoryview", "TarScan"]
@@ -72,7 +73,7 @@ def walk(size: int, interest: Callable[[str, int], Interest], where: str) -> Wal
         header = _parse(raw)
         if header is None and offset == 0:
             raise ShardInvalid(f"{where} is {_what(raw)}, not a tar", shard=where)
-        if header is None or (header.extends and header.size > MAX_EXTENSION_BYTES):
+        if header is None or (header.extends and header.size > limits.TAR_EXTENSION_BYTES):
             scan.damage = f"no member header at byte {offset}"
             return scan
         name, length = (header.name, header.size) if header.extends else extension.apply(header)
@@ -120,7 +121,8 @@ class _Extension:
         elif kind == b"x":
             fields = _pax(data)
             self.name = fields.get("path", self.name)
-            self.size = int(fields["size"]) if fields.get("size", "").isdigit() else self.size
+            size = fields.get("size", "")
+            self.size = int(size) if size.isascii() and size.isdigit() and len(size) <= 20 else self.size
 
     def apply(self, header: _Header) -> tuple[str, int]:
         return self.name or header.name, header.size if self.size is None else self.size
@@ -137,10 +139,12 @@ def _parse(raw: bytes) -> _Header | None:
 def _member(name: str, start: int, length: int, interest: Interest) -> Generator[tuple[int, int], bytes | memoryview, Member]:
     if interest == "skip":
         return Member(name, start, length)
-    data = yield start, length
-    if interest == "crc":
-        return Member(name, start, length, crc32=zlib.crc32(data))
-    return Member(name, start, length, payload=bytes(data))
+    if interest == "payload":
+        return Member(name, start, length, payload=bytes((yield start, length)))
+    crc32 = 0
+    for at in range(start, start + length, CRC_PIECE_BYTES):
+        crc32 = zlib.crc32((yield at, min(CRC_PIECE_BYTES, start + length - at)), crc32)
+    return Member(name, start, length, crc32=crc32)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -176,6 +180,8 @@ def _number(raw: bytes) -> int:
     if raw[0] & 0x80:  # GNU base 256
         return int.from_bytes(bytes([raw[0] & 0x7F]) + raw[1:], "big")
     text = raw.split(b"\0", 1)[0].strip()
+    if text.strip(b"01234567"):
+        raise ValueError("no octal number")  # int() would take signs and underscores: a member could lie before its header
     return int(text, 8) if text else 0
 
 

@@ -10,10 +10,12 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+from headrace.core.masking import mask_address
 
 Format = Literal["auto", "json", "console"]
 LEVELS = ("debug", "info", "warning", "error")
@@ -45,10 +47,13 @@ def configure(service: str, format: Format = "auto", level: str = "info", **ids:
         cache_logger_on_first_use=False,  # a module's logger made before this call must obey it too
     )
     render: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    render += [structlog.processors.format_exc_info, _masked]
     if console:
-        render.append(structlog.dev.ConsoleRenderer(colors=True, pad_event_to=24))
+        # Plain: a pretty one would print local variables, and with them whatever secret they hold.
+        plain = structlog.dev.plain_traceback
+        render.append(structlog.dev.ConsoleRenderer(colors=True, pad_event_to=24, exception_formatter=plain))
     else:
-        render += [structlog.processors.format_exc_info, _readable_order, structlog.processors.JSONRenderer()]
+        render += [_readable_order, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=render))
     _route_standard_library(handler, level)
@@ -78,6 +83,19 @@ def _with_ids(ids: dict[str, str | int]) -> Processor:
         return {**ids, **event}
 
     return add
+
+
+def _masked(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Credentials in addresses, wherever in a line they stand."""
+    return {key: _mask(value) for key, value in event.items()}
+
+
+def _mask(value: Any) -> Any:
+    if isinstance(value, str):
+        return mask_address(value)
+    if isinstance(value, list | tuple):
+        return [_mask(item) for item in value]
+    return {key: _mask(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _readable_order(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

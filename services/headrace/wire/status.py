@@ -81,7 +81,7 @@ def error_from_rpc(error: grpc.RpcError) -> HeadraceError:
     detail = _detail(error)
     if detail is not None:
         ids: Ids = {**detail.text_ids, **detail.number_ids}
-        return from_code(detail.code, detail.message, {key: value for key, value in ids.items() if key not in _RESERVED})
+        return from_code(detail.code, detail.message, ids)
     code = error.code() if callable(getattr(error, "code", None)) else None
     text = error.details() if callable(getattr(error, "details", None)) else str(error)
     if not isinstance(code, grpc.StatusCode):
@@ -89,9 +89,6 @@ def error_from_rpc(error: grpc.RpcError) -> HeadraceError:
     cls = _BARE.get(code, HeadraceError)
     return cls(f"{_LEADS.get(code, 'the call failed')}: {text or 'no details'}", grpc_status=code.name)
 
-
-# Ids are passed as keyword arguments beside these two; a peer must not be able to break the call.
-_RESERVED = ("self", "message")
 
 _LEADS = {
     grpc.StatusCode.UNAVAILABLE: "the service cannot be reached; check its address and that it runs",

@@ -23,9 +23,10 @@ from headrace.core.errors import (
     ShardChanged,
     ShardMissing,
 )
+from headrace.core.masking import mask_address
 from headrace.datasets.build import IndexOptions, build_index
 from headrace.datasets.manifest import Manifest, load_manifest
-from headrace.datasets.storage import mask_address, open_storage
+from headrace.datasets.storage import open_storage
 from headrace.datasets.storage_local import translate
 from headrace.testing.tars import write_dataset, write_tar
 from headrace.worker.sources.index_cache import IndexCache

@@ -94,7 +94,7 @@ class IndexCache:
             raise ManifestInvalid(
                 f"index {shard.index} is not the one in the manifest: index again", shard=shard.name, index=shard.index
             )
-        block = decode_index(data, shard.index)
+        block = decode_index(data, shard.index, shard.bytes)
         if len(block.records) != shard.samples:
             raise ManifestInvalid(
                 f"index {shard.index} has {len(block.records)} samples, not {shard.samples}", shard=shard.name
@@ -104,7 +104,7 @@ class IndexCache:
     async def _load_block(self, shard: Shard, first: int) -> IndexBlock:
         rows = min(self._block_rows, shard.samples - first)
         records = await self._range(shard, HEADER_BYTES + first * RECORD_BYTES, rows * RECORD_BYTES)
-        blob_start, blob_end = blob_range(records)
+        blob_start, blob_end = blob_range(records, shard.index)
         blob_base = HEADER_BYTES + shard.samples * RECORD_BYTES
         if not 0 <= blob_start <= blob_end <= shard.index_bytes - blob_base:
             raise ManifestInvalid(f"index {shard.index} leads outside of itself: index again", shard=shard.name)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core import limits
 from headrace.core.batch import BAD_REASONS
 from headrace.core.errors import ManifestInvalid
 from headrace.datasets.manifest import Manifest, load_manifest_from
@@ -57,7 +58,7 @@ class ShardedSource:
         for shard, (block, row) in zip(shards, places, strict=True):
             record = block.records[row]
             wanted.append(Wanted(shard, block.key(row), int(record["offset"]), int(record["length"])))
-        reasons = [BAD_REASONS[int(block.records[row]["reason"])] for block, row in places]
+        reasons = [_reason(block.records[row]) for block, row in places]
         wishes = [wish for wish, reason in zip(wanted, reasons, strict=True) if reason == "none"]
         if reserve is not None:
             await reserve(sum(wish.length for wish in wishes))
@@ -112,8 +113,22 @@ class ShardedSource:
             return np.array([int(block.records[row]["label"]) for block, row in places], np.int64), []
         hot = np.zeros((len(places), self.manifest.label_width), np.uint8)
         for i, (block, row) in enumerate(places):
-            hot[i, np.frombuffer(block.payload(row), "<u4")] = 1
+            hot[i, _multi_label(block.payload(row), self.manifest.label_width)] = 1
         return hot, []
+
+
+def _reason(record: np.void) -> str:
+    """Why a sample is bad by its record alone. An index that was not made by this version may list larger images."""
+    reason = BAD_REASONS[int(record["reason"])]
+    return "too_large" if reason == "none" and int(record["length"]) > limits.IMAGE_BYTES else reason
+
+
+def _multi_label(payload: bytes, width: int) -> NDArray[np.uint32]:
+    """The set columns of a row. Raises ManifestInvalid where index and manifest do not fit one another."""
+    columns = np.frombuffer(payload[: len(payload) // 4 * 4], np.dtype("<u4"))
+    if len(payload) % 4 or np.any(columns >= width):
+        raise ManifestInvalid(f"the index has a label beyond the manifest's {width} columns: index the data set again")
+    return columns
 
 
 def _check_sums(places: list[tuple[IndexBlock, int]], wanted: list[Wanted], reasons: list[str]) -> None:

@@ -1,0 +1,1 @@
+"""Mutational fuzzing of everything that Headrace parses itself: `python -m headrace.testing.fuzz` (see `runner`)."""
