@@ -69,13 +69,15 @@ class Client:
         shuffle: Shuffle | None = None,
         tail: Tail = "drop",
         fingerprint: str = "",
+        max_bad_share: float = 0.05,
         world: int = 1,
     ) -> Job:
         """Open a job, or join it if it is open with the same parameters. Every rank calls this.
 
         dataset: what `headrace index` has indexed, as the fleet reaches it: a directory or an address (a relative path is taken
         from this process's working directory). fingerprint: engine that must serve it; empty takes the first
-        worker's, `any` allows several. world: to refuse now what would give no rank a step. Raises SpecInvalid,
+        worker's, `any` allows several. max_bad_share: a session stops, with TooManyBadSamples, when more of its samples were
+        bad; 1 never stops it. world: to refuse now what would give no rank a step. Raises SpecInvalid,
         JobMismatch, ManifestMissing, ManifestInvalid, NoSteps, EngineUnsupported, CoordinatorUnavailable.
         """
         spec = JobSpec(
@@ -87,6 +89,7 @@ class Client:
             shuffle=shuffle or Shuffle(),
             tail=tail,
             fingerprint=fingerprint,
+            max_bad_share=max_bad_share,
         )
         return self.open(spec, world=world)
 

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,15 +13,19 @@ from headrace.client.batch import Batch, pixel_view
 from headrace.client.link import Link
 from headrace.client.progress import Bad, Progress
 from headrace.client.transports.protocol import TakenSlot
-from headrace.core.batch import BAD_REASONS, PADDED, SUBSTITUTED
-from headrace.core.errors import HeadraceError, ProtocolMismatch
-from headrace.core.job import ANY_FINGERPRINT, Session
+from headrace.core.bad_share import too_many, why
+from headrace.core.batch import BAD_REASONS, SUBSTITUTED, BatchMeta
+from headrace.core.errors import HeadraceError, ProtocolMismatch, TooManyBadSamples
+from headrace.core.job import ANY_FINGERPRINT, JobSpec
 from headrace.core.pipeline_spec import ITEM_BYTES
 from headrace.core.session_plan import Position, SessionPlan
 from headrace.core.starvation import CAUSES, ClockOffset, split_wait
+from headrace.wire.meta_head import read_milestones
 
 MAX_CLOCKS = 4096
-_PLACE = ("index", "epoch", "step", "batch", "lane", "header index", "header token")
+_PLACE = ("attempt", "rank", "index", "epoch", "step", "batch", "lane", "samples")
+_FORM = ("dtype", "layout", "shape", "pixel_bytes")
+_MOST_STAMPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,12 @@ class HandOver:
         self._progress = progress
         self._clocks: dict[tuple[str, bool], ClockOffset] = {}
         self._waits: list[tuple[float, float]] = []
-        self._constant = _constants(link.session, rank)
-        self._expected = tuple(self._constant.values())
+        job = link.session.job
+        self._who = (link.session.attempt, rank)
+        self._samples = job.batch_size
+        self._form = _form(job)
+        self._texts = _texts(job)
+        self._stamps: set[bytes] = set()
         self._located: tuple[int, Position | None] = (-1, None)
         self.plan = SessionPlan(link.session)
         self.next_index = 0
@@ -63,18 +70,30 @@ class HandOver:
             self._located = index, self.plan.locate(self._rank, index)
         return self._located[1]
 
+    def check_bad_share(self) -> None:
+        """Raise TooManyBadSamples where the next batch is beyond what bad samples leave of the session (core.bad_share)."""
+        session, stop = self._link.session, self._link.stop
+        if stop is not None and self.next_index >= stop.index:
+            text = stop.why
+        elif session.world == 1 and too_many(session.job, *self._progress.bad_share()):
+            totals = self._progress.snapshot()
+            text = why(session.job, totals.images, totals.bad_counts, self._progress.first_bad)
+        else:
+            return
+        raise TooManyBadSamples(text, job=session.job.name, attempt=session.attempt, rank=self._rank, index=self.next_index)
+
     def wait(self, index: int, deadline_s: float) -> Arrived:
         """Block until a batch is here. Raises WaitTimeout, what failed the batch, or what ended the session."""
         start_s = time.monotonic()
         self._progress.wait_begins(start_s)
         try:
-            taken = self._link.intake.take(index, deadline_s)
+            return self._arrived(index, self._link.intake.take(index, deadline_s))
+        except BaseException:
+            self._progress.wait_ends(time.monotonic())
+            raise
         finally:
-            end_s = time.monotonic()
-            self._progress.wait_ends(end_s)
             # Also where it failed: if the trainer asks again, this time counts as waited for the same batch.
-            self._waits.append((start_s, end_s))
-        return self._arrived(index, taken)
+            self._waits.append((start_s, time.monotonic()))
 
     def peek(self, index: int) -> Arrived | None:
         """A batch if it is here already; None if not, and where asking failed, since the error then comes from `wait`."""
@@ -87,14 +106,18 @@ class HandOver:
     def deliver(self, arrived: Arrived) -> Batch:
         """The batch is the trainer's from now on: explain its wait, count it."""
         batch, taken = arrived.batch, arrived.taken
-        parts = self._explain(taken, batch.worker)
-        self._waits.clear()
-        bad = _bad_samples(taken)
-        images = len(taken.meta.status) - taken.meta.status.tobytes().count(PADDED)
-        self._progress.handed_over(images, taken.transport, parts, bad)
+        head = taken.head
+        if len(self._waits) == 1 and not taken.waited:  # it was here when it was asked for
+            start_s, end_s = self._waits.pop()
+            parts: Mapping[str, float] = {"copy": end_s - start_s}
+        else:
+            parts = self._explain(taken, batch.worker)
+            self._waits.clear()
+        bad = _bad_samples(taken) if head.substituted else []
+        self._progress.handed_over(head.samples - head.padded, taken.transport, parts, bad)
         self.next_index = taken.index + 1
-        if taken.meta.step + 1 == self.plan.steps_in(taken.meta.epoch):
-            self._epoch_ends(taken.meta.epoch)
+        if head.step + 1 == self.plan.steps_in(head.epoch):
+            self._epoch_ends(head.epoch)
         return batch
 
     def _epoch_ends(self, epoch: int) -> None:
@@ -116,10 +139,8 @@ class HandOver:
         clock = self._clocks.get((worker, shared))
         if clock is None:
             clock = self._clocks[worker, shared] = ClockOffset(shared)
-        line = clock.shift(taken.meta.milestones, taken.received_s)
+        line = clock.shift(read_milestones(taken.meta), taken.received_s)
         line["received"] = taken.received_s
-        if len(self._waits) == 1:
-            return split_wait(*self._waits[0], line)
         parts = dict.fromkeys(CAUSES, 0.0)
         for start_s, end_s in self._waits:
             for cause, seconds in split_wait(start_s, end_s, line).items():
@@ -128,31 +149,24 @@ class HandOver:
 
     def _arrived(self, index: int, taken: TakenSlot) -> Arrived:
         self._check(index, taken)
-        return Arrived(Batch(taken.meta, taken.header, pixel_view(taken.slot, taken.header), taken.transport), taken)
+        pixels = pixel_view(taken.slot, taken.header)
+        return Arrived(Batch(taken.head, taken.meta, taken.header, pixels, taken.transport), taken)
 
     def _check(self, index: int, taken: TakenSlot) -> None:
         """The last guard of 'exactly once': what is handed over is the plan's very batch, whatever a worker believed."""
-        meta, header = taken.meta, taken.header
+        head, header = taken.head, taken.header
         planned = self._locate(index)
         if planned is None:
-            raise ProtocolMismatch("a batch beyond the session's end arrived", job=meta.job, index=index)
-        place = (index, planned.epoch, planned.step, planned.batch, planned.lane, index, meta.token)
-        got_place = (meta.index, meta.epoch, meta.step, meta.batch, meta.lane, header.index, header.token)
-        got = (
-            meta.job,
-            meta.attempt,
-            meta.rank,
-            meta.plan_hash,
-            len(meta.sample_ids),
-            header.shape,
-            header.dtype,
-            header.layout,
-            header.pixel_bytes,
-            meta.fingerprint if self._constant["fingerprint"] is not None else None,
-        )
-        if got == self._expected and got_place == place:
+            raise ProtocolMismatch("a batch beyond the session's end arrived", job=self._link.session.job.name, index=index)
+        place = (*self._who, index, planned.epoch, planned.step, planned.batch, planned.lane, self._samples)
+        form = (header.dtype, header.layout, header.shape, header.pixel_bytes)
+        if head[:8] == place and form == self._form and head.stamp in self._stamps:
             return
-        for name, found, wanted in zip((*self._constant, *_PLACE), got + got_place, self._expected + place, strict=True):
+        meta = _decoded(taken)
+        texts = {name: getattr(meta, name) for name in self._texts}
+        names = (*self._texts, *_PLACE, *_FORM)
+        got, expected = (*texts.values(), *head[:8], *form), (*self._texts.values(), *place, *self._form)
+        for name, found, wanted in zip(names, got, expected, strict=True):
             if found != wanted:
                 raise ProtocolMismatch(
                     f"worker {meta.worker!r} sent a batch whose {name} is {found!r} where the plan has {wanted!r}: "
@@ -162,31 +176,31 @@ class HandOver:
                     index=index,
                     worker=meta.worker,
                 )
+        # The stamp stands for the texts, so that they are looked at once.
+        self._stamps = {*list(self._stamps)[-_MOST_STAMPS:], head.stamp}
 
 
-def _constants(session: Session, rank: int) -> dict[str, Any]:
-    """What every batch of a rank's session has; made once, since hashing the plan takes longer than all checks of a batch."""
-    job = session.job
+def _form(job: JobSpec) -> tuple[str, str, tuple[int, ...], int]:
+    """dtype, layout, shape and bytes of each batch's pixels."""
     shape = job.pipeline.shape(job.batch_size)
-    constant: dict[str, Any] = {
-        "job": job.name,
-        "attempt": session.attempt,
-        "rank": rank,
-        "plan_hash": job.plan_hash,
-        "samples": job.batch_size,
-        "shape": shape,
-        "dtype": job.pipeline.output.dtype,
-        "layout": job.pipeline.output.layout,
-        "pixel_bytes": math.prod(shape) * ITEM_BYTES[job.pipeline.output.dtype],
-    }
-    constant["fingerprint"] = None if job.fingerprint in ("", ANY_FINGERPRINT) else job.fingerprint
-    return constant
+    dtype = job.pipeline.output.dtype
+    return dtype, job.pipeline.output.layout, shape, math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def _texts(job: JobSpec) -> dict[str, str]:
+    """What every batch of a session says of it."""
+    texts = {"job": job.name, "plan_hash": job.plan_hash}
+    return texts if job.fingerprint in ("", ANY_FINGERPRINT) else {**texts, "fingerprint": job.fingerprint}
+
+
+def _decoded(taken: TakenSlot) -> BatchMeta:
+    from headrace.wire.batch_meta import decode_meta  # here, since protobuf takes long to load
+
+    return decode_meta(taken.meta)
 
 
 def _bad_samples(taken: TakenSlot) -> list[Bad]:
-    meta = taken.meta
-    if not meta.bad_keys:  # one for each substituted sample
-        return []
+    meta = _decoded(taken)
     rows = np.flatnonzero(meta.status == SUBSTITUTED).tolist()
     return [
         Bad(meta.epoch, int(meta.sample_ids[row]), key, BAD_REASONS[int(meta.reasons[row])])

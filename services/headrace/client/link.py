@@ -8,7 +8,7 @@ from typing import Protocol
 
 from headrace.client.progress import Progress
 from headrace.client.transports.protocol import Intake
-from headrace.core.job import Session, StreamState
+from headrace.core.job import Session, Stop, StreamState
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,11 @@ class Link(Protocol):
     @property
     def intake(self) -> Intake:
         """Where its batches arrive."""
+        ...
+
+    @property
+    def stop(self) -> Stop | None:
+        """Where the session ends for too many bad samples, once the coordinator said so."""
         ...
 
     def shares_clock(self, worker: str) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from headrace.core.bad_share import first_keys
 from headrace.core.starvation import CAUSES
 
 MAX_BAD_PER_REPORT = 1000
@@ -32,13 +33,13 @@ class Snapshot:
     """Totals of the session at one moment.
 
     wait_s: of the batches handed over, the sum of its parts. waiting_s: spent so far on the batch that is not here yet.
-    bad: the first of those that no answered report has carried, at most 1000.
+    bad_counts: by reason. bad: the first of those that no answered report has carried, at most 1000.
     """
 
     consumed: int
     committed: int
     images: int
-    substituted: int
+    bad_counts: dict[str, int]
     wait_s: float
     wait_by_cause: dict[str, float]
     waiting_s: float
@@ -46,6 +47,11 @@ class Snapshot:
     transports: frozenset[str]
     bad: tuple[Bad, ...]
     bad_left: int
+
+    @property
+    def substituted(self) -> int:
+        """Bad samples in all."""
+        return sum(self.bad_counts.values())
 
     @property
     def transport(self) -> str:
@@ -61,13 +67,14 @@ class Progress:
         self._consumed = 0
         self._committed = 0
         self._images = 0
-        self._substituted = 0
+        self._bad_counts = Counter[str]()
         self._wait_by_cause = dict.fromkeys(CAUSES, 0.0)
         self._first_ask_s: float | None = None
         self._waiting_since_s: float | None = None
         self._waited_in_vain_s = 0.0
         self._transports: set[str] = set()
         self._bad: deque[Bad] = deque()
+        self.first_bad: tuple[str, ...] = ()
 
     def wait_begins(self, now_s: float) -> None:
         """The trainer is blocked in next() from now on."""
@@ -76,7 +83,7 @@ class Progress:
         self._waiting_since_s = now_s
 
     def wait_ends(self, now_s: float) -> None:
-        """The trainer is not blocked any more; whether a batch came is for `handed_over` to say."""
+        """The trainer is not blocked any more, and got no batch."""
         with self._lock:
             if self._waiting_since_s is not None:
                 self._waited_in_vain_s += now_s - self._waiting_since_s
@@ -88,18 +95,29 @@ class Progress:
         return self._waiting_since_s
 
     def handed_over(self, images: int, transport: str, wait_by_cause: Mapping[str, float], bad: list[Bad]) -> None:
-        """One more batch is the trainer's."""
+        """One more batch is the trainer's, which so is not blocked any more."""
         with self._lock:
             self._consumed += 1
+            self._waiting_since_s = None
             self._waited_in_vain_s = 0.0
             self._images += images
-            self._substituted += len(bad)
             self._transports.add(transport)
             if bad:
+                self._bad_counts.update(each.reason for each in bad)
+                self.first_bad = first_keys(self.first_bad, (each.key for each in bad))
                 self._bad.extend(bad[: MAX_BAD_HELD - len(self._bad)])
             for cause, seconds in wait_by_cause.items():
                 if seconds:
                     self._wait_by_cause[cause] += seconds
+
+    @property
+    def consumed(self) -> int:
+        """Batches handed over so far, which is the next one's index."""
+        return self._consumed
+
+    def bad_share(self) -> tuple[int, int]:
+        """(samples handed over, bad ones among them). For the trainer's thread."""
+        return self._images, self._bad_counts.total() if self._bad_counts else 0
 
     def commit(self) -> int:
         """All that was handed over is committed; returns that count."""
@@ -118,7 +136,7 @@ class Progress:
                 consumed=self._consumed,
                 committed=self._committed,
                 images=self._images,
-                substituted=self._substituted,
+                bad_counts=dict(self._bad_counts),
                 wait_s=math.fsum(self._wait_by_cause.values()),
                 wait_by_cause=dict(self._wait_by_cause),
                 waiting_s=self._waited_in_vain_s + running_s,

@@ -30,11 +30,12 @@ from headrace.core.errors import (
     SessionSuperseded,
     SpecInvalid,
     StateMismatch,
+    TooManyBadSamples,
     Unauthenticated,
     WaitTimeout,
     WorldMismatch,
 )
-from headrace.core.job import Endpoint, LaneTable, Session
+from headrace.core.job import Endpoint, LaneTable, Session, Stop
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.status import error_from_rpc
@@ -65,6 +66,7 @@ class SessionLink:
     def __init__(self, rpc: CoordinatorRpc, session: Session, identity: Identity, intake: Intake, progress: Progress) -> None:
         self.session = session
         self.intake = intake
+        self.stop: Stop | None = None
         self._rpc = rpc
         self._node = identity.node
         self._progress = progress
@@ -197,6 +199,8 @@ class SessionLink:
             batches_remade=status.remade,
             node=self._node,
             waiting_s=snapshot.waiting_s,
+            samples=snapshot.images,
+            bad_counts=[pb.BadCount(reason=reason, count=count) for reason, count in snapshot.bad_counts.items()],
             troubles=[_trouble_to_proto(trouble) for trouble in status.troubles],
         )
 
@@ -255,6 +259,11 @@ class SessionLink:
         self._newest = table.endpoints
         self._tables += 1
         self.intake.update(table)
+        if table.stop is not None and self.stop is None:
+            self.stop = table.stop  # before the look at what was consumed: the trainer counts first and looks then
+            log.warning("session_stops", index=table.stop.index, why=table.stop.why, **self._ids)
+            if self._progress.consumed >= table.stop.index:  # it may be waiting for a batch that is not to be had any more
+                self.intake.fail(TooManyBadSamples(table.stop.why, **self._ids))
 
     # --- both --------------------------------------------------------------------------------------------------------
 

@@ -149,6 +149,7 @@ class Stream:
     def _next(self) -> Batch:
         hand = self._joined()
         self._expire()
+        hand.check_bad_share()
         arrived, self._staged = self._staged, None
         if arrived is None:
             arrived = hand.wait(hand.next_index, self._options.wait_deadline_s)

@@ -102,7 +102,7 @@ class Board:
         owners = tuple(lane.owner if lane and lane.owner in job.workers else "" for lane in lanes)
         endpoints = {owner: job.workers[owner].endpoint for owner in set(owners) if owner}
         tokens = tuple(lane.token if lane else 0 for lane in lanes)
-        return LaneTable(self.now_us(), job.session.window, owners, tokens, endpoints)
+        return LaneTable(self.now_us(), job.session.window, owners, tokens, endpoints, job.session.stop)
 
     async def changed(self, name: str, timeout_s: float) -> None:
         """Wait for the next pass that changed a job's snapshot, or for the timeout."""

@@ -66,6 +66,10 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
     unknown = next((bad.reason for bad in request.bad_samples if bad.reason not in BAD_REASONS), None)
     if unknown is not None:
         raise ProtocolMismatch(f"unknown reason of a bad sample: {unknown[:100]!r}", job=request.id.job)
+    if len(request.bad_counts) > len(BAD_REASONS) or any(item.reason not in BAD_REASONS for item in request.bad_counts):
+        raise ProtocolMismatch("a report may count bad samples by known reasons alone, each once", job=request.id.job)
+    if max(request.samples, *(item.count for item in request.bad_counts), 0) >= _LARGEST:
+        raise ProtocolMismatch("samples must be below 2^53", job=request.id.job, rank=request.id.rank)
     if request.consumed >= _LARGEST:
         raise ProtocolMismatch("consumed must be below 2^53", job=request.id.job, rank=request.id.rank)
     return Progress(
@@ -86,6 +90,8 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
             LaneTrouble(item.lane, item.worker[:_MAX_TEXT], item.token, item.waited.ToMicroseconds() / 1e6, item.connected)
             for item in request.troubles
         ),
+        samples=request.samples,
+        bad_counts=tuple((item.reason, item.count) for item in request.bad_counts),
         bad=tuple(BadSample(bad.epoch, bad.sample, bad.key[:MAX_KEY_CHARS], bad.reason) for bad in request.bad_samples),
     )
 

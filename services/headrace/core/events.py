@@ -101,7 +101,7 @@ class BadSample:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A rank's report: totals of its session."""
+    """A rank's report: totals of its session, but for `bad`: samples that it has not told yet."""
 
     attempt: int
     rank: int
@@ -119,6 +119,8 @@ class Progress:
     waiting_s: float = 0.0
     troubles: tuple[LaneTrouble, ...] = ()
     tokens: tuple[str, ...] = ()
+    samples: int = 0
+    bad_counts: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class JobSpec:
     dataset: address of the manifest. manifest_hash and samples: filled in by the coordinator from the manifest when the
     job is opened (empty and 0 until then; a caller that fills manifest_hash demands that very manifest).
     fingerprint: engine fingerprint that may serve the job; empty until the first worker is chosen, `any` to allow
-    engines that differ. seed: any 64-bit whole number.
+    engines that differ. seed: any 64-bit whole number. max_bad_share: a session stops with TooManyBadSamples when more
+    than this share of its samples (of at least 1000) was bad; 1 never stops it.
     """
 
     name: str
@@ -70,6 +71,7 @@ class JobSpec:
     max_label_bytes: int = 0
     label_kind: str = "int"
     label_width: int = 1
+    max_bad_share: float = 0.05
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -92,6 +94,9 @@ class JobSpec:
             raise SpecInvalid(f"tail must be drop or pad, not {shown(self.tail)}", field="tail")
         if not -(2**63) <= self.seed < 2**63:
             raise SpecInvalid("seed must fit 64 bits", field="seed")
+        if not 0 <= self.max_bad_share <= 1:
+            raise SpecInvalid(f"max_bad_share must be from 0 to 1, not {shown(self.max_bad_share)}", field="max_bad_share")
+        object.__setattr__(self, "max_bad_share", float(self.max_bad_share))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `from_dict` reads it back equal."""
@@ -128,11 +133,13 @@ class JobSpec:
 
 def _check_types(job: JobSpec) -> None:
     """Refuse values of other types than declared: they come from JSON and from callers without a type checker."""
-    kinds: dict[str, type] = {"int": int, "str": str, "Tail": str, "PipelineSpec": PipelineSpec, "Shuffle": Shuffle}
+    kinds: dict[str, Any] = {
+        "int": int, "float": int | float, "str": str, "Tail": str, "PipelineSpec": PipelineSpec, "Shuffle": Shuffle,
+    }  # fmt: skip
     for each in fields(job):
         value, kind = getattr(job, each.name), kinds[str(each.type)]
         if not isinstance(value, kind) or isinstance(value, bool):
-            wording = {"int": "a whole number", "str": "a text"}.get(kind.__name__, f"a {kind.__name__}")
+            wording = {int: "a whole number", str: "a text", int | float: "a number"}.get(kind) or f"a {kind.__name__}"
             raise SpecInvalid(f"{each.name} must be {wording}, not {shown(value)}", field=each.name)
 
 
@@ -188,10 +195,19 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """Ranks hand over no batch of `index` or above. why: for the error that they raise instead."""
+
+    index: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class LaneTable:
     """A versioned snapshot of who serves which lane of a session.
 
     owners[l] is a worker id, or empty while nobody holds lane l. tokens[l] is the newest token issued for it (0: none yet).
+    stop: where the session ends for too many bad samples, if it does.
     """
 
     version: int
@@ -199,3 +215,4 @@ class LaneTable:
     owners: tuple[str, ...]
     tokens: tuple[int, ...]
     endpoints: dict[str, Endpoint]
+    stop: Stop | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from headrace.core.job import Endpoint, JobSpec, Session, StreamState
+from headrace.core.job import Endpoint, JobSpec, Session, Stop, StreamState
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class SessionRecord:
     it is fixed when the attempt begins, so that a late commit of the attempt before cannot change it. lanes_moved: lanes
     taken from a previous owner since the session formed. barred: (incarnation, group of lanes, since, how many times)
     of workers that a rank could not use: their lanes of that group went elsewhere, and others go first for a while.
+    stop_index, stop_why: where it ends for too many bad samples; -1 while it goes on (core.bad_share).
     """
 
     attempt: int
@@ -44,6 +45,13 @@ class SessionRecord:
     first: int = 0
     lanes_moved: int = 0
     barred: tuple[tuple[str, int, int, int], ...] = ()
+    stop_index: int = -1
+    stop_why: str = ""
+
+    @property
+    def stop(self) -> Stop | None:
+        """As ranks know it."""
+        return None if self.stop_index < 0 else Stop(self.stop_index, self.stop_why)
 
     def session(self, job: JobRecord) -> Session:
         """As all parties know it; only meaningful once formed."""
@@ -83,7 +91,8 @@ class LaneTrouble:
 class RankRecord:
     """A rank's claim and, once its session formed, its cursors and numbers (totals of the session).
 
-    waiting_s: of the wait that goes on now, which wait_s does not count yet.
+    waiting_s: of the wait that goes on now, which wait_s does not count yet. samples: handed over, without padding. bad:
+    (reason, how many of them). bad_keys: the first few.
     """
 
     attempt: int
@@ -101,6 +110,9 @@ class RankRecord:
     remade: int = 0
     waiting_s: float = 0.0
     troubles: tuple[LaneTrouble, ...] = ()
+    samples: int = 0
+    bad: tuple[tuple[str, int], ...] = ()
+    bad_keys: tuple[str, ...] = ()
 
     def alive(self, now_us: int) -> bool:
         """True while its client polls or reports."""
@@ -200,6 +212,8 @@ def rank_from_bytes(data: bytes) -> RankRecord:
     fields["state"] = None if fields["state"] is None else _state(fields["state"])
     fields["waits"] = tuple((cause, seconds) for cause, seconds in fields["waits"])
     fields["troubles"] = tuple(LaneTrouble(**_known(LaneTrouble, trouble)) for trouble in fields.get("troubles", ()))
+    fields["bad"] = tuple((reason, count) for reason, count in fields.get("bad", ()))
+    fields["bad_keys"] = tuple(fields.get("bad_keys", ()))
     return RankRecord(**fields)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from headrace.core.bad_share import first_keys
 from headrace.core.epoch_plan import check_plan
 from headrace.core.errors import (
     EngineUnsupported,
@@ -236,8 +237,11 @@ def _progress(state: JobState, event: Progress, now_us: int, rules: Rules) -> tu
             troubles=event.troubles,
             elapsed_s=event.elapsed_s,
             transport=event.transport,
+            samples=event.samples,
+            bad=event.bad_counts,
         )
     if event.bad:
+        new = replace(new, bad_keys=first_keys(old.bad_keys, (bad.key for bad in event.bad)))
         effects.append(RecordBad(event.bad))
     return replace(state, ranks={**state.ranks, event.rank: new}), effects
 

@@ -6,9 +6,11 @@ Pure. Every replica ticks; compare-and-set lets one of them win, and a tick that
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from headrace.core.bad_share import first_keys, stop_index, too_many, why
 from headrace.core.events import Effect, JobState, LaneMoved, Note, Rules
 from headrace.core.join import form, pin, window
 from headrace.core.lease import TOKEN_AHEAD_US, Fleet, deal, fleet_for, next_token
@@ -42,6 +44,10 @@ def tick(
     assert session is not None
     if not active(session, state.ranks, now_us, rules):
         return (state if blind else _release(state)), effects
+    state, stops = _judge(state)
+    effects += stops
+    session = state.session
+    assert session is not None
     fleet = fleet_for(job.spec, state.workers, now_us, rules.lag_s, blind=blind)
     size = window(len(fleet.weights), session, slot_bytes, rules)
     if size > session.window:
@@ -65,6 +71,26 @@ def active(session: SessionRecord, ranks: Mapping[int, RankRecord], now_us: int,
     if not members:
         return session.formed  # healed: its ranks are about to report
     return any(not r.left and now_us < r.alive_until_us + rules.idle_us for r in members)
+
+
+def _judge(state: JobState) -> tuple[JobState, Sequence[Effect]]:
+    """Name the index at which all ranks stop, once, where too many samples were bad."""
+    job, session, members = state.job, state.session, _members(state)
+    assert job is not None
+    assert session is not None
+    if session.stop_index >= 0 or not members:
+        return state, ()
+    samples, reasons = sum(rank.samples for rank in members), Counter[str]()
+    for rank in members:
+        reasons.update(dict(rank.bad))
+    if not too_many(job.spec, samples, reasons.total()):
+        return state, ()
+    index = stop_index(members)
+    keys = first_keys((), (key for rank in members for key in rank.bad_keys))
+    text = why(job.spec, samples, reasons, keys)
+    state = replace(state, session=replace(session, stop_index=index, stop_why=text))
+    ids = (("attempt", session.attempt), ("index", index), ("samples", samples), ("bad", reasons.total()))
+    return state, [Note("session_stops_for_bad_samples", ids)]
 
 
 def _release(state: JobState) -> JobState:

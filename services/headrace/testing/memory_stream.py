@@ -24,10 +24,11 @@ from headrace.client.transports.protocol import IntakeStatus, TakenSlot
 from headrace.core.batch import OK, PADDED, REASON_CODE, SUBSTITUTED, BatchMeta
 from headrace.core.epoch_plan import EpochPlan, lane_count
 from headrace.core.errors import HeadraceError, WaitTimeout
-from headrace.core.job import JobSpec, LaneTable, Session, StreamState
+from headrace.core.job import JobSpec, LaneTable, Session, Stop, StreamState
 from headrace.core.session_plan import Position, SessionPlan, resume_point
 from headrace.wire import slot_format
 from headrace.wire.batch_meta import encode_meta
+from headrace.wire.meta_head import read_head
 
 WORKER = "memory"
 
@@ -110,7 +111,8 @@ class MemoryIntake:
             pixel_bytes=count,
         )
         now_s = time.monotonic()
-        return TakenSlot(index, slot.toreadonly(), slot_format.read_header(slot), meta, "shm", now_s, now_s)
+        header, data = slot_format.read_slot(slot)
+        return TakenSlot(index, slot.toreadonly(), header, read_head(data), data, "shm", now_s, waited=True)
 
     def _meta(self, index: int, position: Position) -> BatchMeta:
         job = self.session.job
@@ -172,6 +174,7 @@ class MemoryLink:
     session: Session
     intake: MemoryIntake
     closed: bool = False
+    stop: Stop | None = None
 
     def shares_clock(self, worker: str) -> bool:
         """One process, one clock."""

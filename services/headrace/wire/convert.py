@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from headrace.core.errors import ProtocolMismatch, SpecInvalid
-from headrace.core.job import ATTEMPT_BOUND, MAX_WORLD, Endpoint, JobSpec, LaneTable, Session, StreamState
+from headrace.core.job import ATTEMPT_BOUND, MAX_WORLD, Endpoint, JobSpec, LaneTable, Session, Stop, StreamState
 from headrace.core.job_token import MAX_TOKENS
 from headrace.core.pipeline_spec import shown
 from headrace.wire.gen import coordinator_service_pb2 as pb
@@ -151,6 +151,8 @@ def lane_table_to_proto(table: LaneTable) -> pb.WatchSessionResponse:
         owners=[number.get(owner, 0) for owner in table.owners],
         tokens=table.tokens,
         endpoints=[endpoint_to_proto(table.endpoints[worker]) for worker in workers],
+        stop_index=table.stop.index if table.stop else None,
+        stop_why=table.stop.why if table.stop else "",
     )
 
 
@@ -170,4 +172,5 @@ def lane_table_from_proto(message: pb.WatchSessionResponse) -> LaneTable:
         owners=tuple(names[owner] for owner in message.owners),
         tokens=tuple(message.tokens),
         endpoints={endpoint.worker: endpoint for endpoint in endpoints},
+        stop=Stop(message.stop_index, message.stop_why) if message.HasField("stop_index") else None,
     )

@@ -132,18 +132,22 @@ class Endpoint(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[str] = ..., node: _Optional[str] = ..., grpc: _Optional[str] = ..., socket: _Optional[str] = ...) -> None: ...
 
 class WatchSessionResponse(_message.Message):
-    __slots__ = ("version", "window", "owners", "tokens", "endpoints")
+    __slots__ = ("version", "window", "owners", "tokens", "endpoints", "stop_index", "stop_why")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    STOP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STOP_WHY_FIELD_NUMBER: _ClassVar[int]
     version: int
     window: int
     owners: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     endpoints: _containers.RepeatedCompositeFieldContainer[Endpoint]
-    def __init__(self, version: _Optional[int] = ..., window: _Optional[int] = ..., owners: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ...) -> None: ...
+    stop_index: int
+    stop_why: str
+    def __init__(self, version: _Optional[int] = ..., window: _Optional[int] = ..., owners: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., stop_index: _Optional[int] = ..., stop_why: _Optional[str] = ...) -> None: ...
 
 class WaitByCause(_message.Message):
     __slots__ = ("cause", "seconds")
@@ -165,8 +169,16 @@ class BadSample(_message.Message):
     reason: str
     def __init__(self, epoch: _Optional[int] = ..., sample: _Optional[int] = ..., key: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class BadCount(_message.Message):
+    __slots__ = ("reason", "count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    count: int
+    def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
 class ReportProgressRequest(_message.Message):
-    __slots__ = ("id", "session", "consumed", "committed", "wait_s", "wait_by_cause", "elapsed_s", "transport", "bad_samples", "batches_remade", "node", "waiting_s", "troubles")
+    __slots__ = ("id", "session", "consumed", "committed", "wait_s", "wait_by_cause", "elapsed_s", "transport", "bad_samples", "batches_remade", "node", "waiting_s", "troubles", "samples", "bad_counts")
     ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +192,8 @@ class ReportProgressRequest(_message.Message):
     NODE_FIELD_NUMBER: _ClassVar[int]
     WAITING_S_FIELD_NUMBER: _ClassVar[int]
     TROUBLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BAD_COUNTS_FIELD_NUMBER: _ClassVar[int]
     id: RankId
     session: Session
     consumed: int
@@ -193,7 +207,9 @@ class ReportProgressRequest(_message.Message):
     node: str
     waiting_s: float
     troubles: _containers.RepeatedCompositeFieldContainer[LaneTrouble]
-    def __init__(self, id: _Optional[_Union[RankId, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., consumed: _Optional[int] = ..., committed: _Optional[int] = ..., wait_s: _Optional[float] = ..., wait_by_cause: _Optional[_Iterable[_Union[WaitByCause, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., transport: _Optional[str] = ..., bad_samples: _Optional[_Iterable[_Union[BadSample, _Mapping]]] = ..., batches_remade: _Optional[int] = ..., node: _Optional[str] = ..., waiting_s: _Optional[float] = ..., troubles: _Optional[_Iterable[_Union[LaneTrouble, _Mapping]]] = ...) -> None: ...
+    samples: int
+    bad_counts: _containers.RepeatedCompositeFieldContainer[BadCount]
+    def __init__(self, id: _Optional[_Union[RankId, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., consumed: _Optional[int] = ..., committed: _Optional[int] = ..., wait_s: _Optional[float] = ..., wait_by_cause: _Optional[_Iterable[_Union[WaitByCause, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., transport: _Optional[str] = ..., bad_samples: _Optional[_Iterable[_Union[BadSample, _Mapping]]] = ..., batches_remade: _Optional[int] = ..., node: _Optional[str] = ..., waiting_s: _Optional[float] = ..., troubles: _Optional[_Iterable[_Union[LaneTrouble, _Mapping]]] = ..., samples: _Optional[int] = ..., bad_counts: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ...) -> None: ...
 
 class LaneTrouble(_message.Message):
     __slots__ = ("lane", "worker", "token", "waited", "connected", "reason")
