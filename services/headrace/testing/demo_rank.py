@@ -33,7 +33,9 @@ SHEET_IMAGES = 32
 class RankTask:
     """What a demo rank is told. step_s: length of the pretended training step. sheet: PNG of the first batch, or empty.
     stop_after: ends without a goodbye after that many batches (0: never), as a trainer that is killed would.
-    journal: file that has each batch as it was taken, also if this process is killed; or empty."""
+    journal: file that has each batch as it was taken, also if this process is killed; or empty. out: may be empty where there
+    is a journal; nothing is kept then. until: file with the number of the epoch at whose begin to end, or empty: a training
+    that nobody knew the length of."""
 
     coordinators: str
     job: dict[str, Any]
@@ -51,6 +53,7 @@ class RankTask:
     wait_deadline_s: float = 60.0
     join_deadline_s: float = 60.0
     journal: str = ""
+    until: str = ""
 
 
 @dataclass(slots=True)
@@ -78,8 +81,14 @@ class _Notes:
 
     def last(self, state: dict[str, Any]) -> Taken:
         """The newest, as a journal wants it."""
-        ids = (part[-1].tolist() for part in (self.pixel_ids, self.planned_ids, self.status))
-        return Taken(self.epoch[-1], self.batch[-1], *ids, self.hashes[-1], state)
+        pixel_ids, planned_ids, status = (part[-1].tolist() for part in (self.pixel_ids, self.planned_ids, self.status))
+        return Taken(self.epoch[-1], self.batch[-1], pixel_ids, planned_ids, status, self.hashes[-1], state)
+
+    def forget(self) -> None:
+        """Keep nothing of what was seen so far."""
+        lists: list[list[Any]] = [self.epoch, self.pixel_ids, self.planned_ids, self.status, self.hashes, self.batch]
+        for part in lists:
+            part.clear()
 
 
 def say(**event: Any) -> None:
@@ -94,7 +103,7 @@ def main() -> None:
     task = RankTask(**json.loads(sys.argv[1]))
     notes = _Notes()
     journal = JournalWriter(Path(task.journal)) if task.journal else None
-    with headrace.connect(task.coordinators) as client:
+    with headrace.connect(task.coordinators, deadline_s=task.join_deadline_s) as client:
         job = client.open(headrace.JobSpec.from_dict(task.job))
         with job.stream(
             rank=task.rank,
@@ -112,7 +121,13 @@ def main() -> None:
             stats, state = asdict(stream.stats()), stream.state_dict()
     if journal:
         journal.end(os.getpid())
-    with Path(task.out).open("wb") as file:
+    if task.out:
+        _save(Path(task.out), notes)
+    say(event="done", rank=task.rank, stats=stats, state=state)
+
+
+def _save(path: Path, notes: _Notes) -> None:
+    with path.open("wb") as file:
         np.savez(
             file,
             epoch=np.repeat(notes.epoch, [len(ids) for ids in notes.planned_ids]) if notes.epoch else np.empty(0, np.int64),
@@ -123,7 +138,6 @@ def main() -> None:
             batch=np.array(notes.batch, np.int64),
             batch_epoch=np.array(notes.epoch, np.int64),
         )
-    say(event="done", rank=task.rank, stats=stats, state=state)
 
 
 def _joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -133,8 +147,12 @@ def _joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 def _train(task: RankTask, stream: headrace.Stream, notes: _Notes, journal: JournalWriter | None) -> None:
     taken = 0
     for epoch in stream.epochs():
+        if task.until and _over(Path(task.until), epoch):
+            return
         steps = len(stream)
+        asked_s = time.monotonic()
         for step, batch in enumerate(stream):
+            wait_s = time.monotonic() - asked_s
             notes.take(batch, task.read_barcodes)
             if task.sheet and taken == 0:
                 _sheet(task, batch)
@@ -143,6 +161,8 @@ def _train(task: RankTask, stream: headrace.Stream, notes: _Notes, journal: Jour
             taken += 1
             if journal:
                 journal.take(notes.last(stream.state_dict()))
+                if not task.out:
+                    notes.forget()
             if task.commit:
                 stream.commit()
             say(
@@ -153,9 +173,15 @@ def _train(task: RankTask, stream: headrace.Stream, notes: _Notes, journal: Jour
                 steps=steps,
                 rows=len(batch.sample_ids),
                 substituted=int((batch.status == SUBSTITUTED).sum()),
+                wait_s=wait_s,
             )
             if taken == task.stop_after:
                 return
+            asked_s = time.monotonic()
+
+
+def _over(until: Path, epoch: int) -> bool:
+    return until.exists() and epoch >= int(until.read_text() or epoch + 1)
 
 
 def _sheet(task: RankTask, batch: headrace.Batch) -> None:

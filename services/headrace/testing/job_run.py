@@ -35,13 +35,14 @@ class RankFailed(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """A rank took a batch. step counts from 1 to steps within the epoch."""
+    """A rank took a batch, for which next() took wait_s. step counts from 1 to steps within the epoch."""
 
     rank: int
     epoch: int
     step: int
     steps: int
     rows: int
+    wait_s: float
 
 
 @dataclass(slots=True)
