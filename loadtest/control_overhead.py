@@ -103,10 +103,17 @@ def _rank(task: dict) -> None:  # type: ignore[type-arg]
         job = client.open(headrace.JobSpec.from_dict(task["job"]))
     with job.stream(rank=task["rank"], world=RANKS, transport="shm") as stream:
         batches = (batch for _ in stream.epochs() for batch in stream)
-        _pace(rate, WARM_S, lambda: next(batches))
+
+        def take() -> None:
+            """What any training step does with a batch."""
+            batch = next(batches)
+            if batch.labels is None or len(batch.pixels) != len(batch.labels):
+                raise AssertionError("a batch without its labels")
+
+        _pace(rate, WARM_S, take)
         print("measuring", flush=True)
         before = _thread_cpu_s()
-        cpu_s, count = _pace(rate, seconds, lambda: next(batches))
+        cpu_s, count = _pace(rate, seconds, take)
         threads = {name: used - before.get(name, 0.0) for name, used in _thread_cpu_s().items()}
         stats = stream.stats()
         cold_us, warm_us = _cold_and_warm(rate)

@@ -14,6 +14,7 @@ from headrace.client.transports.protocol import TransportChoice
 from headrace.core.errors import HeadraceError
 from headrace.core.job import Session
 from headrace.wire import slot_format
+from headrace.wire.batch_meta import decode_meta
 from tests.integration.fake_worker import NODE, FakeWorker, Tables, pattern, small_session
 
 DEADLINE_S = 20.0
@@ -60,8 +61,8 @@ def eat(intake: ThreadIntake, indexes: range, *, deadline_s: float = DEADLINE_S)
         assert pixels.readonly
         assert bytes(pixels) == pattern(index, taken.header.pixel_bytes), index
         pixels.release()
-        assert taken.index == taken.meta.index == index
-        workers.append(taken.meta.worker)
+        assert taken.index == taken.head.index == index
+        workers.append(decode_meta(taken.meta).worker)
         del taken, pixels
         intake.release(index + 1)
     return workers

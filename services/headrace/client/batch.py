@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.batch import BAD_REASONS, SUBSTITUTED, BatchMeta
+from headrace.core.batch import BAD_REASONS, PADDED, SUBSTITUTED, BatchMeta
 from headrace.core.errors import BatchReleased
 from headrace.wire import slot_format
+from headrace.wire.meta_head import MetaHead, read_labels, read_status
 from headrace.wire.slot_format import SlotHeader
 
 
@@ -40,13 +41,24 @@ class Batch:
     fingerprint: of the engine that made it. worker, transport: where it came from.
     """
 
-    __slots__ = ("_header", "_meta", "_pixels", "transport")
+    __slots__ = ("_data", "_decoded", "_head", "_header", "_pixels", "transport")
 
-    def __init__(self, meta: BatchMeta, header: SlotHeader, pixels: NDArray[Any], transport: str) -> None:
-        self._meta = meta
+    def __init__(self, head: MetaHead, data: bytearray, header: SlotHeader, pixels: NDArray[Any], transport: str) -> None:
+        self._head = head
+        self._data = data
+        self._decoded: BatchMeta | None = None
         self._header = header
         self._pixels: NDArray[Any] | None = pixels
         self.transport = transport
+
+    @property
+    def _meta(self) -> BatchMeta:
+        """All that is beside the pixels, parsed when first asked for: most trainers want labels alone."""
+        if self._decoded is None:
+            from headrace.wire.batch_meta import decode_meta  # here, since protobuf takes long to load
+
+            self._decoded = decode_meta(self._data)
+        return self._decoded
 
     @property
     def pixels(self) -> NDArray[Any]:
@@ -68,7 +80,7 @@ class Batch:
     @property
     def labels(self) -> NDArray[np.int64] | NDArray[np.uint8] | None:
         """Labels as numbers, or None where the data set's labels are JSON."""
-        return self._meta.labels
+        return read_labels(self._data, self._head)
 
     @property
     def label_json(self) -> list[bytes]:
@@ -83,7 +95,8 @@ class Batch:
     @property
     def mask(self) -> NDArray[np.bool_]:
         """bool[B], False where padded."""
-        return self._meta.mask
+        mask: NDArray[np.bool_] = self.status != PADDED
+        return mask
 
     @property
     def sample_ids(self) -> NDArray[np.int64]:
@@ -98,27 +111,27 @@ class Batch:
     @property
     def status(self) -> NDArray[np.uint8]:
         """uint8[B]: core.batch.OK, PADDED or SUBSTITUTED."""
-        return self._meta.status
+        return read_status(self._data, self._head)
 
     @property
     def epoch(self) -> int:
         """Epoch, from 0."""
-        return self._meta.epoch
+        return self._head.epoch
 
     @property
     def step(self) -> int:
         """Step of this rank in the epoch, counted from the session's first batch there."""
-        return self._meta.step
+        return self._head.step
 
     @property
     def batch(self) -> int:
         """Place in the epoch plan (k)."""
-        return self._meta.batch
+        return self._head.batch
 
     @property
     def index(self) -> int:
         """Position in the rank's session."""
-        return self._meta.index
+        return self._head.index
 
     @property
     def fingerprint(self) -> str:
@@ -150,14 +163,14 @@ class Batch:
         ]
 
     def __len__(self) -> int:
-        return len(self._meta.sample_ids)
+        return self._head.samples
 
     def __repr__(self) -> str:
         return f"Batch(epoch={self.epoch}, step={self.step}, batch={self.batch}, samples={len(self)}, released={self.released})"
 
     def copy(self) -> Batch:
         """The same batch with pixels of its own, writable and valid for good. Raises BatchReleased."""
-        return Batch(self._meta, self._header, self.pixels.copy(), self.transport)
+        return Batch(self._head, self._data.copy(), self._header, self.pixels.copy(), self.transport)
 
     def release(self) -> None:
         """Forget the pixels; called by the stream before their memory goes back. A copy is not concerned."""

@@ -18,25 +18,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from headrace.core.errors import Ids
 
 
 class Verdict(Enum):
-    """What became of a message. LATE: below the lowest unreleased index. OUTSIDE: beyond the window or the session."""
+    """What became of a message. LATE: below the lowest unreleased index. OUTSIDE: beyond the window or the session.
+
+    KNOWN: said of the very copy that was accepted before, by its mark in the slot.
+    """
 
     ACCEPTED = "accepted"
     STALE = "stale"
     DUPLICATE = "duplicate"
+    KNOWN = "known"
     LATE = "late"
     OUTSIDE = "outside"
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A complete batch. place: number of the slab that holds it (the caller's). at_s: when it was known to be complete."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     token: int
     link: int
     worker: str
@@ -99,7 +103,7 @@ class Arrivals:
     """
 
     def __init__(self, lane_of: Callable[[int], int | None], lanes: int, window: int, start: int = 0) -> None:
-        self._lane_of = lane_of
+        self.lane_of = lane_of
         self.next = start
         self.window = window
         self.owners: list[str] = [""] * lanes
@@ -160,6 +164,8 @@ class Arrivals:
                 known.begun.pop(arrival.link, None)
                 self.remade += not {known.lowest, known.highest} <= {None, arrival.token}
                 return verdict
+            if (known.arrival.link, known.arrival.token) == (arrival.link, arrival.token):
+                return Verdict.KNOWN
             verdict = Verdict.DUPLICATE
             self.duplicates += 1
         self.refused += verdict is Verdict.STALE
@@ -171,7 +177,7 @@ class Arrivals:
 
         FAILED carries no token (failure.token is not read): that of its STARTED counts, else its producer must own the lane.
         """
-        lane = self._lane_of(failure.index)
+        lane = self.lane_of(failure.index)
         known = self._known.get(failure.index)
         begun = known.begun.get(link) if known else None
         token = begun.token if begun else 0
@@ -217,7 +223,8 @@ class Arrivals:
         self.next = max(self.next, next_index)
         gone = sorted(index for index in self._known if index < self.next)
         for withheld in self._withheld.values():
-            withheld.difference_update([index for index in withheld if index < self.next])
+            if withheld:
+                withheld.difference_update([index for index in withheld if index < self.next])
         return [known.arrival for known in map(self._known.pop, gone) if known.arrival is not None]
 
     def get(self, index: int) -> Arrival | Failure | None:
@@ -227,7 +234,7 @@ class Arrivals:
             return None
         if known.arrival is not None:
             return known.arrival
-        lane = self._lane_of(index)
+        lane = self.lane_of(index)
         if known.failure is not None and lane is not None and known.failure.token >= self.tokens[lane]:
             return known.failure
         return None
@@ -252,7 +259,7 @@ class Arrivals:
 
     def awaited(self, index: int) -> Awaited:
         """Who is to deliver `index`."""
-        lane = self._lane_of(index)
+        lane = self.lane_of(index)
         known = self._known.get(index, _Index())
         newest = max(known.begun.values(), key=lambda begun: begun.token, default=None)
         if newest is not None and newest.token < self._newest(index):
@@ -277,7 +284,7 @@ class Arrivals:
 
     def missing(self) -> list[tuple[int, int]]:
         """(index, lane) of the window's batches that are not here, ascending; one whose failure is known is not missing."""
-        window = ((index, self._lane_of(index)) for index in range(self.next, self.next + self.window))
+        window = ((index, self.lane_of(index)) for index in range(self.next, self.next + self.window))
         return [(index, lane) for index, lane in window if lane is not None and self.get(index) is None]
 
     def owner_since_s(self, lane: int) -> float:
@@ -287,7 +294,7 @@ class Arrivals:
     def _judge(self, index: int, token: int) -> Verdict:
         if index < self.next:
             return Verdict.LATE
-        lane = self._lane_of(index) if index < self.next + self.window else None
+        lane = self.lane_of(index) if index < self.next + self.window else None
         if lane is None:
             return Verdict.OUTSIDE
         if token < self.tokens[lane]:
@@ -296,7 +303,7 @@ class Arrivals:
         return Verdict.ACCEPTED
 
     def _newest(self, index: int) -> int:
-        lane = self._lane_of(index)
+        lane = self.lane_of(index)
         return 0 if lane is None else self.tokens[lane]
 
     def _withhold(self, link: int, index: int, verdict: Verdict) -> None:
@@ -304,5 +311,5 @@ class Arrivals:
             self._withheld.setdefault(link, set()).add(index)
 
     def _wanted_from(self, worker: str, index: int) -> bool:
-        lane = self._lane_of(index)
+        lane = self.lane_of(index)
         return lane is not None and index >= self.next and self.owners[lane] == worker and self.get(index) is None

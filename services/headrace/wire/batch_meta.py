@@ -1,111 +1,133 @@
-"""core.batch.BatchMeta <-> the bytes of headrace.v1.BatchMeta.
+"""core.batch.BatchMeta <-> the meta of a slot: a fixed head, the arrays, then the texts as a headrace.v1.BatchMeta.
 
-Arrays travel as little-endian bytes. Both directions check every length against B, so that what is decoded can be
-indexed without further checks.
+```
+0                    head: who, where in the plan, how many, milestones (see wire.meta_head), little-endian
+HEAD_BYTES           int64[B] planned ids, int64[B] source ids
+...                  labels: int64[B], uint8[B, width], or nothing where they are JSON
+...                  uint8[B] status, uint8[B] reasons
+...                  headrace.v1.BatchMeta: names, keys, JSON labels
+```
+What each hand-over needs lies in the head, and labels at a fixed place, so that a trainer's thread parses nothing else: code
+and data that are touched once a batch are never in a cache. Both directions check every length against B, so that what is
+decoded can be indexed without further checks.
 """
 
 from __future__ import annotations
 
-import math
+import struct
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from headrace.core.batch import BAD_REASONS, MILESTONES, SUBSTITUTED, BatchMeta
+from headrace.core.batch import BAD_REASONS, MILESTONES, PADDED, SUBSTITUTED, BatchMeta
 from headrace.core.errors import ProtocolMismatch
 from headrace.wire.gen import batch_pb2
-
-_INT64 = np.dtype("<i8")
+from headrace.wire.meta_head import (
+    HEAD,
+    HEAD_BYTES,
+    INT64,
+    JSON,
+    MOMENTS,
+    NUMBERS,
+    ROWS,
+    MetaHead,
+    read_head,
+    read_int64,
+    read_labels,
+    read_milestones,
+    read_status,
+    stamp_of,
+    texts_at,
+)
 
 
 def encode_meta(meta: BatchMeta) -> bytes:
     """Serialise. Raises ProtocolMismatch if the arrays disagree about B or a field is out of range: a bug of the caller."""
     _check_lengths(meta)
-    labels, width = _encode_labels(meta.labels)
+    kind, width, labels = _encode_labels(meta.labels)
     try:
         message = batch_pb2.BatchMeta(
             job=meta.job,
-            attempt=meta.attempt,
-            rank=meta.rank,
-            index=meta.index,
-            epoch=meta.epoch,
-            step=meta.step,
-            batch=meta.batch,
-            lane=meta.lane,
-            token=meta.token,
             worker=meta.worker,
             plan_hash=meta.plan_hash,
             fingerprint=meta.fingerprint,
-            sample_ids=np.ascontiguousarray(meta.sample_ids, _INT64).tobytes(),
-            source_ids=np.ascontiguousarray(meta.source_ids, _INT64).tobytes(),
-            status=meta.status.tobytes(),
-            reasons=meta.reasons.tobytes(),
             keys=meta.keys,
-            labels=labels,
-            label_width=width,
             label_json=meta.label_json,
-            milestones=[meta.milestones.get(name, 0.0) for name in MILESTONES],
             bad_keys=meta.bad_keys,
         )
-        return message.SerializeToString()
-    except (ValueError, TypeError) as error:  # UnicodeEncodeError is a ValueError
+        head = HEAD.pack(
+            meta.attempt,
+            meta.rank,
+            meta.index,
+            meta.epoch,
+            meta.step,
+            meta.batch,
+            meta.lane,
+            len(meta.sample_ids),
+            meta.token,
+            stamp_of(meta.job, meta.plan_hash, meta.fingerprint),
+            kind,
+            width,
+            int(np.count_nonzero(meta.status == PADDED)),
+            len(meta.bad_keys),
+        )
+        moments = MOMENTS.pack(*(meta.milestones.get(name, 0.0) for name in MILESTONES))
+        ids = (np.ascontiguousarray(array, INT64).tobytes() for array in (meta.sample_ids, meta.source_ids))
+        return b"".join(
+            (head, moments, *ids, labels, meta.status.tobytes(), meta.reasons.tobytes(), message.SerializeToString())
+        )
+    except (ValueError, TypeError, struct.error) as error:  # UnicodeEncodeError is a ValueError
         raise ProtocolMismatch(f"batch meta cannot be written: {error}", job=meta.job, index=meta.index) from error
 
 
-def decode_meta(data: bytes | memoryview) -> BatchMeta:
-    """Parse. Arrays are fresh and writable. Raises ProtocolMismatch on anything but a consistent BatchMeta with samples."""
+def decode_meta(data: bytes | bytearray | memoryview) -> BatchMeta:
+    """Parse all of it. Arrays are writable views into `data` where that is a bytearray, else into a copy.
+
+    Raises ProtocolMismatch on anything but a consistent meta with samples.
+    """
+    data = data if isinstance(data, bytearray) else bytearray(data)
+    head = read_head(data)
+    count, at = head.samples, texts_at(head)
     try:
-        message = batch_pb2.BatchMeta.FromString(bytes(data))
+        message = batch_pb2.BatchMeta.FromString(bytes(memoryview(data)[at:]))
     except DecodeError as error:
-        raise ProtocolMismatch(f"batch meta of {len(data)} bytes is not a BatchMeta: {error}") from error
-    moments = list(message.milestones)
-    if len(moments) != len(MILESTONES):
-        raise ProtocolMismatch(f"batch meta has {len(moments)} milestones, expected {len(MILESTONES)}", index=message.index)
-    if not math.isfinite(sum(moments)):
-        raise ProtocolMismatch("batch meta has a milestone that is not a time", index=message.index)
-    status, reasons = message.status, message.reasons
-    sample_ids = _int64(message.sample_ids, "sample_ids")
+        raise ProtocolMismatch(f"batch meta's texts are not a BatchMeta: {error}", index=head.index) from error
     meta = BatchMeta(
         job=message.job,
-        attempt=message.attempt,
-        rank=message.rank,
-        index=message.index,
-        epoch=message.epoch,
-        step=message.step,
-        batch=message.batch,
-        lane=message.lane,
-        token=message.token,
+        attempt=head.attempt,
+        rank=head.rank,
+        index=head.index,
+        epoch=head.epoch,
+        step=head.step,
+        batch=head.batch,
+        lane=head.lane,
+        token=head.token,
         worker=message.worker,
         plan_hash=message.plan_hash,
         fingerprint=message.fingerprint,
-        sample_ids=sample_ids,
-        source_ids=_int64(message.source_ids, "source_ids"),
-        status=_uint8(status),
-        reasons=_uint8(reasons),
+        sample_ids=read_int64(data, HEAD_BYTES, count),
+        source_ids=read_int64(data, HEAD_BYTES + 8 * count, count),
+        status=read_status(data, head),
+        reasons=np.frombuffer(data, np.uint8, count, at - count),
         keys=list(message.keys),
-        labels=_decode_labels(message, len(sample_ids)),
+        labels=read_labels(data, head),
         label_json=list(message.label_json),
-        milestones=dict(zip(MILESTONES, moments, strict=True)),
+        milestones=read_milestones(data),
         bad_keys=list(message.bad_keys),
     )
-    if 0.0 in moments:
-        meta.milestones = {name: moment for name, moment in meta.milestones.items() if moment}
-    if not _plain(meta, status, reasons):
-        _check_lengths(meta)
+    _check_lengths(meta)
+    _check_head(meta, head)
     return meta
 
 
-def _plain(meta: BatchMeta, status: bytes, reasons: bytes) -> bool:
-    """True for a consistent batch of good samples. Nearly all are, and bytes are compared faster than arrays."""
-    count = len(meta.sample_ids)
-    labels = len(meta.label_json) if meta.labels is None else len(meta.labels)
-    return (
-        count == len(meta.source_ids) == len(meta.keys) == labels == status.count(0) == reasons.count(0)
-        and count == len(status) == len(reasons)
-        and count > 0
-        and not meta.bad_keys
-    )
+def _check_head(meta: BatchMeta, head: MetaHead) -> None:
+    if head.stamp != stamp_of(meta.job, meta.plan_hash, meta.fingerprint):
+        raise ProtocolMismatch("batch meta's stamp does not stand for its job, plan and fingerprint", index=meta.index)
+    if head.padded != np.count_nonzero(meta.status == PADDED) or head.substituted != len(meta.bad_keys):
+        raise ProtocolMismatch("batch meta counts other padded or substituted samples than it has", index=meta.index)
+    if head.label_kind == ROWS and not head.label_width:
+        raise ProtocolMismatch("batch meta has label rows without columns", index=meta.index)
 
 
 def _check_lengths(meta: BatchMeta) -> None:
@@ -133,37 +155,11 @@ def _check_lengths(meta: BatchMeta) -> None:
         raise ProtocolMismatch("batch meta has an unknown status or reason", index=meta.index)
 
 
-def _encode_labels(labels: NDArray[np.int64] | NDArray[np.uint8] | None) -> tuple[bytes, int]:
+def _encode_labels(labels: NDArray[np.int64] | NDArray[np.uint8] | None) -> tuple[int, int, bytes]:
     if labels is None:
-        return b"", 0
+        return JSON, 0, b""
     if labels.ndim == 1:
-        return np.ascontiguousarray(labels, _INT64).tobytes(), 0
+        return NUMBERS, 0, np.ascontiguousarray(labels, INT64).tobytes()
     if labels.ndim != 2 or labels.dtype != np.uint8 or labels.shape[1] == 0:
         raise ProtocolMismatch(f"labels must be int64[B] or uint8[B, C], not {labels.dtype}{list(labels.shape)}")
-    return labels.tobytes(), labels.shape[1]
-
-
-def _decode_labels(message: batch_pb2.BatchMeta, count: int) -> NDArray[np.int64] | NDArray[np.uint8] | None:
-    if message.label_json:
-        if message.labels or message.label_width:
-            raise ProtocolMismatch("batch meta has both number labels and JSON labels", index=message.index)
-        return None
-    width = message.label_width
-    if width == 0:
-        return _int64(message.labels, "labels")
-    if len(message.labels) != count * width:
-        raise ProtocolMismatch(
-            f"batch meta has {len(message.labels)} label bytes for {count} rows of {width}", index=message.index
-        )
-    return _uint8(message.labels).reshape(count, width)
-
-
-def _int64(data: bytes, name: str) -> NDArray[np.int64]:
-    if len(data) % 8:
-        raise ProtocolMismatch(f"batch meta's {name} has {len(data)} bytes, not whole int64")
-    array = np.frombuffer(bytearray(data), _INT64)
-    return array if _INT64.isnative else array.astype(np.int64)
-
-
-def _uint8(data: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(bytearray(data), np.uint8)
+    return ROWS, labels.shape[1], labels.tobytes()

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from headrace.core.errors import Ids, ProtocolMismatch
 
 # major * 1000 + minor. A peer with the same major and a minor at most one lower is served.
-PROTOCOL = 1000
+PROTOCOL = 2000
 MAX_CONTROL_BYTES = 256 * 1024
 # A message costs both ends some 0.2 ms whatever its size, and from 8 MiB on its copies leave the caches: see docs/dataplane.md.
 CHUNK_BYTES = 4 << 20
@@ -162,6 +162,11 @@ def encode(message: Message) -> bytes:
             return bytes([_DRAIN])
         case _:
             return bytes([_JSON_CODES[type(message)]]) + json.dumps(asdict(message), separators=(",", ":")).encode()
+
+
+def next_message(index: int) -> bytes:
+    """The bytes of NEXT: each batch sends one."""
+    return _NEXT_S.pack(_NEXT, index)
 
 
 def chunk_header(index: int, token: int, offset: int, length: int) -> bytes:

@@ -2,24 +2,25 @@
 
 ```
 0        header, HEADER_BYTES, little-endian (see `SlotHeader`)
+4032     mark: what READY says, once the slot is published (shared memory only; see `mark`)
 4096     pixels, C-contiguous in the output layout (page aligned: can be pinned and copied by DMA)
-...      meta, a headrace.v1.BatchMeta message, at the next multiple of 64 after the pixels
+...      meta (wire.batch_meta), at the next multiple of 64 after the pixels
 ```
-Pure apart from struct packing. Writers fill pixels and meta first and the header last; readers check magic, version,
-index, token, lengths and the meta's CRC before they trust anything.
+Pure apart from struct packing. Writers fill pixels and meta first, then the header, and the mark when the slot is the rank's;
+readers check magic, version, index, token, lengths and the meta's CRC before they trust anything.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.core.errors import ProtocolMismatch
 from headrace.core.job import JobSpec
 
 MAGIC = b"HRB1"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PIXEL_OFFSET = 4096
 ALIGN = 64
 PAGE = 4096
@@ -32,13 +33,15 @@ LAYOUTS = {code: name for name, code in LAYOUT_CODES.items()}
 # magic, version, dtype, layout, 0, index, token, pixel bytes, meta offset, meta bytes, meta crc32, shape[4]
 _HEADER = struct.Struct("<4sHBBIQQQQII4I")
 HEADER_BYTES = _HEADER.size
+# index, token, total bytes, crc32 of these
+_MARK = struct.Struct("<QQQI")
+_MARK_AT = PIXEL_OFFSET - 64
 
 
-@dataclass(frozen=True, slots=True)
-class SlotHeader:
+class SlotHeader(NamedTuple):
     """The header's fields. index: position in the rank's session. shape: of the pixels, 4 numbers."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     token: int
     dtype: str
     layout: str
@@ -117,8 +120,30 @@ def seal(
     return start + len(meta)
 
 
+def mark(slot: memoryview, index: int, token: int, total_bytes: int) -> None:
+    """Say in the slot itself that it is published: until it is released it is not written again.
+
+    A rank that maps the slab sees so without a message. Only for slots that are in order once published, never for ones that
+    are filled piece by piece.
+    """
+    fields = struct.pack("<QQQ", index, token, total_bytes)
+    slot[_MARK_AT : _MARK_AT + _MARK.size] = fields + zlib.crc32(fields).to_bytes(4, "little")
+
+
+def read_mark(slot: memoryview) -> tuple[int, int, int] | None:
+    """(index, token, total bytes) of the batch that was published last in this slot, or None: none, or being written now."""
+    found = bytes(slot[_MARK_AT : _MARK_AT + _MARK.size])
+    index, token, total_bytes, crc = _MARK.unpack(found)
+    return (index, token, total_bytes) if crc and crc == zlib.crc32(found[:-4]) else None
+
+
 def read_header(slot: memoryview) -> SlotHeader:
-    """Read a slot's header, checked against the slot's size and its meta's CRC. Raises ProtocolMismatch on any disagreement."""
+    """As `read_slot`, without the meta."""
+    return read_slot(slot)[0]
+
+
+def read_slot(slot: memoryview) -> tuple[SlotHeader, bytearray]:
+    """A slot's header and a copy of its meta, checked against the slot's size and the meta's CRC. Raises ProtocolMismatch."""
     if len(slot) < PIXEL_OFFSET:
         raise ProtocolMismatch(f"a slot of {len(slot)} bytes is too short for a header")
     magic, version, dtype, layout, _, index, token, pixel_bytes, start, meta_bytes, crc, *shape = _HEADER.unpack_from(slot)
@@ -128,7 +153,8 @@ def read_header(slot: memoryview) -> SlotHeader:
         raise ProtocolMismatch(f"slot has unknown dtype {dtype} or layout {layout}")
     if start != meta_offset(pixel_bytes) or start + meta_bytes > len(slot):
         raise ProtocolMismatch("slot lengths do not fit the slot", index=index)
-    if zlib.crc32(slot[start : start + meta_bytes]) != crc:
+    meta = bytearray(slot[start : start + meta_bytes])
+    if zlib.crc32(meta) != crc:
         raise ProtocolMismatch("slot meta does not have its checksum", index=index)
     sides = (shape[0], shape[1], shape[2], shape[3])
-    return SlotHeader(index, token, DTYPES[dtype], LAYOUTS[layout], sides, pixel_bytes, start, meta_bytes, crc)
+    return SlotHeader(index, token, DTYPES[dtype], LAYOUTS[layout], sides, pixel_bytes, start, meta_bytes, crc), meta

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from headrace.core.errors import HeadraceError, ProtocolMismatch, WaitTimeout
-from headrace.wire import messages
+from headrace.wire import messages, slot_format
 from headrace.worker.rank_port import RankPort, RankRegister, refusal
 from headrace.worker.slab import Slab, make_slab
 from headrace.worker.unix_socket import BoundSocket
@@ -263,6 +263,7 @@ class LocalPort(RankPort):
         return None if number in self._writing.values() else number
 
     def _hand_over(self, index: int, number: int, token: int, total_bytes: int) -> None:
+        slot_format.mark(self._slab.slot(number), index, token, total_bytes)
         self._send(messages.Ready(index, token, self._generation, total_bytes))
 
     def _send(self, message: messages.Message) -> None:

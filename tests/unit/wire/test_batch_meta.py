@@ -7,11 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.batch import BAD_REASONS, MILESTONES, SUBSTITUTED, BatchMeta
+from headrace.core.batch import BAD_REASONS, MILESTONES, PADDED, SUBSTITUTED, BatchMeta
 from headrace.core.errors import ProtocolMismatch
 from headrace.wire import slot_format
 from headrace.wire.batch_meta import decode_meta, encode_meta
 from headrace.wire.gen import batch_pb2
+from headrace.wire.meta_head import (
+    HEAD,
+    JSON,
+    ROWS,
+    MetaHead,
+    read_head,
+    read_labels,
+    read_milestones,
+    read_status,
+    stamp_of,
+    texts_at,
+)
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -109,35 +121,101 @@ def test_corrupted_bytes_parse_or_are_refused(meta: BatchMeta, data: st.DataObje
     assert count >= 1 and len(decoded.keys) == len(decoded.status) == len(decoded.reasons) == len(decoded.source_ids) == count
 
 
+def parts(meta: BatchMeta) -> tuple[MetaHead, bytes, batch_pb2.BatchMeta]:
+    """Head, what lies between it and the texts, and the texts."""
+    data = bytearray(encode_meta(meta))
+    head = read_head(data)
+    return head, bytes(data[HEAD.size : texts_at(head)]), batch_pb2.BatchMeta.FromString(bytes(data[texts_at(head) :]))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("sample_ids", b"1234567"),
-        ("sample_ids", b""),
-        ("source_ids", b"12345678"),
-        ("status", b"\0\0\0"),
-        ("status", b"\0\0\0\3"),
-        ("reasons", b"\0\0\0\xff"),
-        ("reasons", b""),
-        ("labels", b"1234"),
-        ("labels", b""),
-        ("label_width", 3),
+        ("samples", 3),
+        ("samples", 5),
+        ("samples", 0),
+        ("samples", 2**32 - 1),
+        ("label_kind", JSON),
+        ("label_kind", ROWS),
+        ("label_kind", 3),
+        ("label_width", 2**32 - 1),
+        ("padded", 1),
+        ("substituted", 1),
+        ("stamp", b"0" * 16),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(field: str, value: object) -> None:
+    meta = example()
+    if field == "label_width":
+        meta.labels = np.zeros((4, 2), np.uint8)
+    head, arrays, texts = parts(meta)
+    with pytest.raises(ProtocolMismatch):
+        decode_meta(HEAD.pack(*head._replace(**{field: value})) + arrays + texts.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(-8, 3), (-8, SUBSTITUTED), (-8, PADDED), (-4, 0xFF)],
+    ids=["status", "substituted without a key", "padded uncounted", "reason"],
+)
+def test_each_wrong_code_is_refused(at: int, value: int) -> None:
+    head, arrays, texts = parts(example())
+    wrong = bytearray(arrays)
+    wrong[at] = value
+    with pytest.raises(ProtocolMismatch):
+        decode_meta(HEAD.pack(*head) + wrong + texts.SerializeToString())
+
+
+def test_a_milestone_that_is_no_time_is_refused() -> None:
+    meta = example()
+    meta.milestones = dict.fromkeys(MILESTONES, float("nan"))
+    with pytest.raises(ProtocolMismatch, match="not a time"):
+        decode_meta(encode_meta(meta))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
         ("keys", ["a"]),
         ("label_json", [b"1"] * 4),
         ("bad_keys", ["a"]),
-        ("milestones", [1.0]),
-        ("milestones", [float("nan")] * len(MILESTONES)),
+        ("job", "other"),
+        ("plan_hash", "x"),
+        ("fingerprint", ""),
     ],
 )
-def test_each_wrong_length_is_refused(field: str, value: object) -> None:
-    message = batch_pb2.BatchMeta.FromString(encode_meta(example()))
-    message.ClearField(field)  # type: ignore[arg-type]
+def test_each_text_that_does_not_fit_is_refused(field: str, value: object) -> None:
+    head, arrays, texts = parts(example())
+    texts.ClearField(field)  # type: ignore[arg-type]
     if isinstance(value, list):
-        getattr(message, field).extend(value)
+        getattr(texts, field).extend(value)
     else:
-        setattr(message, field, value)
+        setattr(texts, field, value)
     with pytest.raises(ProtocolMismatch):
-        decode_meta(message.SerializeToString())
+        decode_meta(HEAD.pack(*head) + arrays + texts.SerializeToString())
+
+
+@given(metas())
+def test_what_a_hand_over_reads_is_what_all_of_it_says(meta: BatchMeta) -> None:
+    data = bytearray(encode_meta(meta))
+    head = read_head(data)
+    numbers = (meta.attempt, meta.rank, meta.index, meta.epoch, meta.step, meta.batch, meta.lane, len(meta.keys), meta.token)
+    assert head[:9] == numbers
+    assert (head.padded, head.substituted) == (int((meta.status == PADDED).sum()), len(meta.bad_keys))
+    assert read_milestones(data) == meta.milestones
+    np.testing.assert_array_equal(read_status(data, head), meta.status)
+    labels = read_labels(data, head)
+    assert (labels is None) == (meta.labels is None)
+    if labels is not None:
+        assert meta.labels is not None and labels.dtype == meta.labels.dtype and labels.flags.aligned
+        np.testing.assert_array_equal(labels, meta.labels)
+
+
+def test_stamps_tell_texts_apart() -> None:
+    stamps = {
+        stamp_of(*texts) for texts in [("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("", "ab", "c"), ("a", "b", "d")]
+    }
+    assert len(stamps) == 5
 
 
 def test_encode_refuses_disagreeing_arrays() -> None:

@@ -28,3 +28,17 @@ def test_a_jobs_slot_holds_its_largest_batch(batch: int, side: int, key: int, la
     shape, size = pipeline.shape(batch), pipeline.pixel_bytes(batch)
     slot_format.seal(slot, encode_meta(meta), index=1, token=1, dtype="uint8", layout="NHWC", shape=shape, pixel_bytes=size)
     assert slot_format.read_header(slot).total_bytes <= len(slot)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.data())
+def test_a_mark_is_read_as_it_was_written_or_not_at_all(index: int, token: int, total: int, data: st.DataObject) -> None:
+    slot = memoryview(bytearray(slot_format.PIXEL_OFFSET))
+    assert slot_format.read_mark(slot) is None
+    slot_format.mark(slot, 1, 2, 3)
+    before = bytes(slot)
+    slot_format.mark(slot, index, token, total)
+    assert slot_format.read_mark(slot) == (index, token, total)
+    # Another process may see the first bytes of the new one and the rest of the old one.
+    seen = data.draw(st.integers(0, slot_format.PIXEL_OFFSET))
+    slot[seen:] = before[seen:]
+    assert slot_format.read_mark(slot) in (None, (index, token, total), (1, 2, 3))

@@ -127,6 +127,21 @@ class Connections:
             except (HeadraceError, OSError) as error:
                 self._links.down(source, error, now_s)
 
+    def look(self, index: int, now_s: float) -> bool:
+        """Take note of a batch whose slot is marked as published, unread READY or not. For the thread that takes.
+
+        True if it was news. Only its lane's owner is looked at: whoever made it before says so by READY.
+        """
+        lane = self._arrivals.lane_of(index) if self._arrivals.get(index) is None else None
+        link = None if lane is None else self._links.local.get(self._arrivals.owners[lane])
+        if lane is None or link is None or link.slab is None:
+            return False
+        found = slot_format.read_mark(link.slab.view(index))
+        if found is None or found[0] != index or found[1] < self._arrivals.tokens[lane] or found[2] > link.slab.slot_bytes:
+            return False
+        arrival = Arrival(index, found[1], link.number, link.worker, link.slab.number, found[2], now_s)
+        return self._arrivals.ready(arrival) is Verdict.ACCEPTED
+
     def read_local(self, now_s: float) -> None:
         """What local workers have sent is looked at now; for the thread that takes."""
         for peer in list(self._links.peers.values()):
@@ -199,6 +214,7 @@ class Connections:
         link = peer.link
         if isinstance(link, LocalLink) and link.slab is not None:
             self._links.add_slab(link.slab)
+            self._links.local[peer.worker] = link
             peer.shm_worked = True
             link.send_next(self._arrivals.next)
         elif isinstance(link, RemoteLink):
@@ -225,6 +241,9 @@ class Connections:
                 self._links.fetch.delivered()
             self._changed()
             return
+        if verdict is Verdict.KNOWN or (verdict is Verdict.LATE and local):
+            peer.failures = 0
+            return  # by its mark it was here before
         log.info("batch_refused", worker=peer.worker, index=message.index, token=message.token, reason=verdict.value)
         if (
             not local

@@ -16,6 +16,7 @@ from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.mapping import Slab, create_slab
 from headrace.core.errors import PeerGone, ProtocolMismatch
 from headrace.telemetry.parent import PARENT_VARIABLE
+from headrace.wire.tls import ClientTls
 
 log = structlog.get_logger()
 
@@ -43,7 +44,8 @@ class FetchHost:
     works_since_s: when the process gave its first answer; infinite before.
     """
 
-    def __init__(self, slab_number: int, slots: int, slot_bytes: int) -> None:
+    def __init__(self, slab_number: int, slots: int, slot_bytes: int, tls: ClientTls | None = None) -> None:
+        self._tls = protocol.Tls.of(tls)
         self.slab: Slab
         self.slab, self._slab_fd = create_slab(slab_number, slots, slot_bytes)
         self.socket: socket.socket | None = None
@@ -90,7 +92,7 @@ class FetchHost:
         self._heard = self._answers = False
         self._silent_s = self._checked_s = 0.0
         self.works_since_s = math.inf
-        self.send(protocol.Config(self.slab.slots, self.slab.slot_bytes, next_index, have))
+        self.send(protocol.Config(self.slab.slots, self.slab.slot_bytes, next_index, have, self._tls))
         self.send(protocol.Ping())
         self._pinged = True
         log.info("fetcher_start", pid=self._process.pid, slots=self.slab.slots, slot_bytes=self.slab.slot_bytes)

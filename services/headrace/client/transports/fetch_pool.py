@@ -16,6 +16,7 @@ from headrace.client.transports.peers import backoff_s
 from headrace.core.arrivals import Arrivals
 from headrace.core.errors import TransportUnavailable
 from headrace.wire.messages import Next
+from headrace.wire.tls import ClientTls
 
 log = structlog.get_logger()
 
@@ -40,12 +41,15 @@ class FetchPool:
         slot_bytes: int,
         number: Callable[[], int],
         add_slab: Callable[[Slab], None],
+        *,
+        tls: ClientTls | None = None,
     ) -> None:
         self._selector = selector
         self._arrivals = arrivals
         self._slot_bytes = slot_bytes
         self._number = number
         self._add_slab = add_slab
+        self._tls = tls
         self._retry_at_s = 0.0
         self._failures = 0
         self._dying_until_s = 0.0
@@ -71,7 +75,7 @@ class FetchPool:
             )
             self.retire()
         if self.host is None:
-            self.host = FetchHost(self._number(), self._arrivals.window, self._slot_bytes)
+            self.host = FetchHost(self._number(), self._arrivals.window, self._slot_bytes, self._tls)
             self._add_slab(self.host.slab)
         if self.host.socket is None:
             if now_s < self._retry_at_s:

@@ -3,7 +3,7 @@
 One datagram is one message: a type byte, the link's number (u32, little-endian; 0 where it concerns none), then the rest.
 
 The trainer sends
-  CONFIG      first of all, JSON: the slab's slots and slot_bytes, next index, indexes that are had
+  CONFIG      first of all, JSON: the slab's slots and slot_bytes, next index, indexes that are had, paths of TLS files
   CONNECT     JSON: target (host:port), worker, and the HELLO to send; opens link
   DISCONNECT  ends link
   FORWARD     NEXT, for all links at once (link 0)
@@ -27,11 +27,32 @@ from typing import Any
 from headrace.core.errors import ProtocolMismatch
 from headrace.wire import messages
 from headrace.wire.messages import Hello, Message
+from headrace.wire.tls import ClientTls, TlsFiles
 
 MAX_BYTES = messages.MAX_CONTROL_BYTES + 1024
 _CONFIG, _CONNECT, _DISCONNECT, _FORWARD, _DROP, _DOWN, _PING = range(1, 8)
 _HEAD = struct.Struct("<BI")
 _INDEX = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Paths of the files that workers are called with; no `ca`: without TLS. The fetcher reads them for each stream."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    server_name: str = ""
+
+    @staticmethod
+    def of(tls: ClientTls | None) -> Tls:
+        """As it travels."""
+        return Tls(tls.files.ca, tls.files.cert, tls.files.key, tls.server_name) if tls else Tls()
+
+    @property
+    def client(self) -> ClientTls | None:
+        """As it is used. Raises ConfigInvalid."""
+        return ClientTls(TlsFiles(self.cert, self.key, self.ca), self.server_name) if self.ca else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +63,7 @@ class Config:
     slot_bytes: int
     next: int
     have: tuple[int, ...]
+    tls: Tls = Tls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +151,7 @@ def decode(data: bytes | memoryview) -> FetchMessage:
                 return Drop(link, _INDEX.unpack(rest)[0])
             case 1:
                 fields = json.loads(bytes(rest))
-                return Config(**{**fields, "have": tuple(fields["have"])})
+                return Config(**{**fields, "have": tuple(fields["have"]), "tls": Tls(**fields["tls"])})
             case 2:
                 fields = json.loads(bytes(rest))
                 hello = {**fields["hello"], "have": tuple(fields["hello"]["have"])}

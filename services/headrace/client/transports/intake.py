@@ -33,7 +33,9 @@ from headrace.core.arrivals import Arrival, Arrivals, Failure
 from headrace.core.errors import HeadraceError, ProtocolMismatch, WaitTimeout, from_code
 from headrace.core.job import LaneTable, Session
 from headrace.core.session_plan import SessionPlan
-from headrace.wire.batch_meta import decode_meta, read_head
+from headrace.wire.batch_meta import decode_meta
+from headrace.wire.calls import Calls
+from headrace.wire.meta_head import read_head
 from headrace.wire.slot_format import read_slot
 
 log = structlog.get_logger()
@@ -63,7 +65,7 @@ class ThreadIntake:
     """See client.transports.protocol.Intake.
 
     node: this host's node identity (Endpoint.node of workers here is equal). transport: see TransportChoice. start_index: first
-    index wanted. token: authenticates this rank to workers, or empty. Starts its thread at once.
+    index wanted. calls: TLS and token of this rank. Starts its thread at once.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class ThreadIntake:
         *,
         transport: TransportChoice = "auto",
         start_index: int = 0,
-        token: str = "",
+        calls: Calls | None = None,
     ) -> None:
         self._session = session
         self._rank = rank
@@ -101,7 +103,7 @@ class ThreadIntake:
         self._rest.register(self._wake_fd, select.POLLIN)
         self._resting = False
         self._waited_s = time.monotonic()
-        identity = Identity(session, rank, nonce, node, token)
+        identity = Identity(session, rank, nonce, node, calls or Calls())
         self._links = Links(identity, transport, self._arrivals, self._selector, self._set_failure)
         self._connections = Connections(
             self._links, self._arrivals, self._changed.notify_all, self._set_failure, lambda: self._lack

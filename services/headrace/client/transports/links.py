@@ -23,9 +23,10 @@ from headrace.client.transports.mapping import Slab
 from headrace.client.transports.peers import SHM_TRIES, Peer
 from headrace.client.transports.protocol import TransportChoice
 from headrace.core.arrivals import Arrivals
-from headrace.core.errors import HeadraceError, PeerGone, TransportUnavailable
+from headrace.core.errors import ConfigInvalid, HeadraceError, PeerGone, TransportUnavailable
 from headrace.core.job import LaneTable, Session
 from headrace.wire import messages, slot_format
+from headrace.wire.calls import Calls
 from headrace.wire.messages import Hello
 
 log = structlog.get_logger()
@@ -36,13 +37,13 @@ _NEVER_THERE = frozenset({errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.EPERM
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who we are to workers. node: this host's; token: what authenticates us, or empty."""
+    """Who we are to workers. node: this host's; calls: TLS, and the token that authenticates us."""
 
     session: Session
     rank: int
     nonce: str
     node: str
-    token: str = ""
+    calls: Calls
 
 
 class Links:
@@ -66,8 +67,9 @@ class Links:
         self.choice = choice
         self.peers: dict[tuple[str, str], Peer] = {}
         self.slabs: dict[int, Slab] = {}
+        self.local: dict[str, LocalLink] = {}  # by worker: those that are welcomed
         slot_bytes = slot_format.job_slot_bytes(identity.session.job)
-        self.fetch = FetchPool(selector, arrivals, slot_bytes, lambda: next(self._numbers), self.add_slab)
+        self.fetch = FetchPool(selector, arrivals, slot_bytes, lambda: next(self._numbers), self.add_slab, tls=identity.calls.tls)
 
     def table(self, table: LaneTable, now_s: float) -> None:
         """Note who owns lanes now."""
@@ -94,7 +96,7 @@ class Links:
                 self._connect_local(peer, now_s)
             else:
                 self._connect_remote(peer, now_s)
-        except TransportUnavailable as error:
+        except (TransportUnavailable, ConfigInvalid) as error:
             peer.unlinked(str(error), now_s)
             self._fail(error)
 
@@ -134,6 +136,7 @@ class Links:
         if host is None:
             peer.retry_at_s = self.fetch.retry_at_s
             return
+        self._me.calls.check_plaintext(peer.endpoint.grpc)
         number = next(self._numbers)
         host.send(protocol.Connect(number, peer.endpoint.grpc, peer.worker, self._hello(number)))
         self._by_number[number] = peer
@@ -151,7 +154,7 @@ class Links:
             next_index,
             self._arrivals.window,
             have,
-            self._me.token,
+            self._me.calls.hello_token,
         )
 
     def down(self, peer: Peer, error: Exception, now_s: float, tell: bool = True) -> None:
@@ -168,6 +171,8 @@ class Links:
         self._arrivals.link_gone(link.number)
         if isinstance(link, LocalLink):
             self._selector.unregister(link.socket)
+            if self.local.get(link.worker) is link:
+                del self.local[link.worker]
             if link.slab is not None:
                 self.add_slab(link.slab)  # anew where it was mapped, but its WELCOME refused
                 link.slab.in_use = False
@@ -190,10 +195,9 @@ class Links:
         if self._arrivals.next > self._sent_next:
             self._sent_next = self._arrivals.next
             self.fetch.send_next(self._sent_next)
-            for peer in self.peers.values():
-                if isinstance(peer.link, LocalLink) and peer.welcomed:
-                    peer.link.send_next(self._sent_next)
-                    sent = sent and not peer.link.wants_write
+            for link in self.local.values():
+                link.send_next(self._sent_next)
+                sent = sent and not link.wants_write
         return sent and not self.fetch.wants_write
 
     def watch_writes(self) -> None:

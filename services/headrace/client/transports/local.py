@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from headrace.client.transports.mapping import Slab, map_slab
 from headrace.core.errors import PeerGone, ProtocolMismatch
 from headrace.wire import messages
-from headrace.wire.messages import Hello, Message, Next, Welcome
+from headrace.wire.messages import Hello, Message, Welcome
 
 _MESSAGES_A_CALL = 64  # then the other links have their turn
 _MAX_FDS = 8
@@ -29,7 +29,7 @@ class LocalLink:
         self.number = number
         self.worker = worker
         self.slab: Slab | None = None
-        self._unsent: Next | None = None
+        self._unsent: int | None = None
         self._buffer = bytearray(messages.MAX_CONTROL_BYTES)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
@@ -46,7 +46,7 @@ class LocalLink:
 
     def send_next(self, index: int) -> None:
         """Tell the worker what is released. A worker that does not read gets the newest number later."""
-        self._unsent = Next(index)
+        self._unsent = index
         self.flush()
 
     def flush(self) -> None:
@@ -54,7 +54,7 @@ class LocalLink:
         if self._unsent is None:
             return
         try:
-            self.socket.send(messages.encode(self._unsent))
+            self.socket.send(messages.next_message(self._unsent))
         except BlockingIOError:
             return
         except OSError:

@@ -7,31 +7,32 @@ connections are mended and batches noted while the trainer computes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from headrace.core.batch import BatchMeta
 from headrace.core.errors import HeadraceError
 from headrace.core.job import LaneTable
+from headrace.wire.meta_head import MetaHead
 from headrace.wire.slot_format import SlotHeader
 
 TransportChoice = Literal["auto", "cuda_ipc", "shm", "grpc"]
 
 
-@dataclass(frozen=True, slots=True)
-class TakenSlot:
+class TakenSlot(NamedTuple):
     """A batch in a slot that is mapped here.
 
-    slot: read-only view of the whole slot; valid until `release` is called with an index above `index`. received_s:
-    CLOCK_MONOTONIC of this host when it was known to be complete. taken_s: when `take` returned it.
+    slot: read-only view of the whole slot; valid until `release` is called with an index above `index`. meta: a copy of the
+    slot's meta (wire.batch_meta), head: what its head says. received_s: CLOCK_MONOTONIC of this host when it was known to be
+    complete. waited: it was not here yet when `take` was called.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     slot: memoryview
     header: SlotHeader
-    meta: BatchMeta
+    head: MetaHead
+    meta: bytearray
     transport: str
     received_s: float
-    taken_s: float
+    waited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

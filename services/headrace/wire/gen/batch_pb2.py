@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/batch.proto\x12\x0bheadrace.v1\"\xfd\x02\n\tBatchMeta\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\r\n\x05\x62\x61tch\x18\x07 \x01(\x04\x12\x0c\n\x04lane\x18\x08 \x01(\r\x12\r\n\x05token\x18\t \x01(\x04\x12\x0e\n\x06worker\x18\n \x01(\t\x12\x11\n\tplan_hash\x18\x0b \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x0c \x01(\t\x12\x12\n\nsample_ids\x18\r \x01(\x0c\x12\x12\n\nsource_ids\x18\x0e \x01(\x0c\x12\x0e\n\x06status\x18\x0f \x01(\x0c\x12\x0f\n\x07reasons\x18\x10 \x01(\x0c\x12\x0c\n\x04keys\x18\x11 \x03(\t\x12\x0e\n\x06labels\x18\x12 \x01(\x0c\x12\x13\n\x0blabel_width\x18\x13 \x01(\r\x12\x12\n\nlabel_json\x18\x14 \x03(\x0c\x12\x12\n\nmilestones\x18\x15 \x03(\x01\x12\x10\n\x08\x62\x61\x64_keys\x18\x16 \x03(\t\"\x84\x02\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x37\n\x08text_ids\x18\x03 \x03(\x0b\x32%.headrace.v1.ErrorDetail.TextIdsEntry\x12;\n\nnumber_ids\x18\x04 \x03(\x0b\x32\'.headrace.v1.ErrorDetail.NumberIdsEntry\x1a.\n\x0cTextIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eNumberIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/batch.proto\x12\x0bheadrace.v1\"\xa2\x01\n\tBatchMeta\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\n \x01(\t\x12\x11\n\tplan_hash\x18\x0b \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x0c \x01(\t\x12\x0c\n\x04keys\x18\x11 \x03(\t\x12\x12\n\nlabel_json\x18\x14 \x03(\x0c\x12\x10\n\x08\x62\x61\x64_keys\x18\x16 \x03(\tJ\x04\x08\x02\x10\nJ\x04\x08\r\x10\x11J\x04\x08\x12\x10\x13J\x04\x08\x13\x10\x14J\x04\x08\x15\x10\x16\"\x84\x02\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x37\n\x08text_ids\x18\x03 \x03(\x0b\x32%.headrace.v1.ErrorDetail.TextIdsEntry\x12;\n\nnumber_ids\x18\x04 \x03(\x0b\x32\'.headrace.v1.ErrorDetail.NumberIdsEntry\x1a.\n\x0cTextIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eNumberIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,11 +36,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ERRORDETAIL_NUMBERIDSENTRY']._loaded_options = None
   _globals['_ERRORDETAIL_NUMBERIDSENTRY']._serialized_options = b'8\001'
   _globals['_BATCHMETA']._serialized_start=41
-  _globals['_BATCHMETA']._serialized_end=422
-  _globals['_ERRORDETAIL']._serialized_start=425
-  _globals['_ERRORDETAIL']._serialized_end=685
-  _globals['_ERRORDETAIL_TEXTIDSENTRY']._serialized_start=589
-  _globals['_ERRORDETAIL_TEXTIDSENTRY']._serialized_end=635
-  _globals['_ERRORDETAIL_NUMBERIDSENTRY']._serialized_start=637
-  _globals['_ERRORDETAIL_NUMBERIDSENTRY']._serialized_end=685
+  _globals['_BATCHMETA']._serialized_end=203
+  _globals['_ERRORDETAIL']._serialized_start=206
+  _globals['_ERRORDETAIL']._serialized_end=466
+  _globals['_ERRORDETAIL_TEXTIDSENTRY']._serialized_start=370
+  _globals['_ERRORDETAIL_TEXTIDSENTRY']._serialized_end=416
+  _globals['_ERRORDETAIL_NUMBERIDSENTRY']._serialized_start=418
+  _globals['_ERRORDETAIL_NUMBERIDSENTRY']._serialized_end=466
 # @@protoc_insertion_point(module_scope)
