@@ -15,6 +15,7 @@ import grpc
 import xxhash
 
 from headrace.core.errors import PeerGone
+from headrace.core.job_token import hashes
 from headrace.testing.null_producer import NullProducer
 from headrace.wire import messages, slot_format
 from headrace.worker.rank_port import RankRegister
@@ -210,7 +211,7 @@ async def serving(
 ) -> AsyncIterator[Harness]:
     """A started server of either kind."""
     producer = producer or NullProducer(SHAPE)
-    register = RankRegister(producer, worker="w0", token=token)
+    register = RankRegister(producer, worker="w0", tokens_of=lambda job: hashes(job, [token]) if token else ())
     server = (
         LocalServer(register, path, hello_deadline_s=hello_deadline_s)
         if transport == "shm"

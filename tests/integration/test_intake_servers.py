@@ -14,8 +14,11 @@ from headrace.client.transports.intake import ThreadIntake
 from headrace.client.transports.protocol import TransportChoice
 from headrace.core.errors import Unauthenticated, WaitTimeout
 from headrace.core.job import Endpoint, LaneTable, Session
+from headrace.core.job_token import hashes
 from headrace.testing.null_producer import NullProducer, pattern
 from headrace.wire import slot_format
+from headrace.wire.calls import Calls
+from headrace.wire.secret import Secret
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_grpc import GrpcServer
 from headrace.worker.serve_local import LocalServer
@@ -28,7 +31,7 @@ DEADLINE_S = 20.0
 async def serving(session: Session, directory: Path, token: str = "") -> AsyncIterator[tuple[NullProducer, LaneTable]]:
     """Both servers of one worker, and a table that gives it all lanes."""
     producer = NullProducer(session.job.pipeline.shape(session.job.batch_size), window=session.window)
-    register = RankRegister(producer, worker="w0", token=token)
+    register = RankRegister(producer, worker="w0", tokens_of=lambda job: hashes(job, [token]) if token else ())
     local, remote = LocalServer(register, directory / "w0.sock"), GrpcServer(register, "127.0.0.1:0")
     await local.start()
     await remote.start()
@@ -101,12 +104,12 @@ async def test_a_larger_window_is_taken_up(tmp_path: Path, transport: TransportC
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 async def test_the_ranks_token_is_checked(tmp_path: Path, transport: TransportChoice) -> None:
     session = small_session()
-    async with serving(session, tmp_path, token="secret") as (_, table):
-        for token in ("secret", "guess"):
-            intake = ThreadIntake(session, 0, "n", NODE, transport=transport, token=token)
+    async with serving(session, tmp_path, token="the-token-of-this-job") as (_, table):
+        for token in ("the-token-of-this-job", "a-guess-of-that-token"):
+            intake = ThreadIntake(session, 0, "n", NODE, transport=transport, calls=Calls(token=Secret("token", text=token)))
             try:
                 intake.update(table)
-                if token == "secret":
+                if token == "the-token-of-this-job":
                     await asyncio.to_thread(eat, intake, 3)
                 else:
                     with pytest.raises(Unauthenticated):

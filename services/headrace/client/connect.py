@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,29 +23,46 @@ from headrace.telemetry.node import node_id
 
 if TYPE_CHECKING:
     from headrace.client.rpc import CoordinatorRpc
+    from headrace.wire.calls import Calls
 
 OPEN_DEADLINE_S = 30.0
 
 
-def connect(addresses: str, *, deadline_s: float = OPEN_DEADLINE_S) -> Client:
+def connect(
+    addresses: str,
+    *,
+    deadline_s: float = OPEN_DEADLINE_S,
+    token: str = "",
+    token_file: str = "",
+    tls_ca: str = "",
+    tls_cert: str = "",
+    tls_key: str = "",
+    tls_worker_name: str = "",
+    allow_plaintext_tokens: bool | None = None,
+) -> Client:
     """A client of the coordinator replicas at `addresses`: "host:port", or several with commas between.
 
     No call is made yet. deadline_s: longest time to go on trying to open a job while no coordinator answers. Warnings go to
-    standard error, more with HEADRACE_LOG_LEVEL=info, unless the process configures structlog. Raises ConfigInvalid for a
-    malformed address.
+    standard error, more with HEADRACE_LOG_LEVEL=info, unless the process configures structlog. The others are TLS and token,
+    see client.security.SecurityOptions; each is also a variable, as HEADRACE_TOKEN_FILE. Raises ConfigInvalid for a malformed
+    address, files that cannot be used, or a token that would go to another machine without TLS.
     """
     from headrace.client.logs import keep_out_of_the_way
-    from headrace.client.rpc import CoordinatorRpc
+    from headrace.client.rpc import CoordinatorRpc, addresses_of
+    from headrace.client.security import SecurityOptions
 
     keep_out_of_the_way()
-    return Client(CoordinatorRpc(addresses), deadline_s)
+    security = SecurityOptions(token, token_file, tls_ca, tls_cert, tls_key, tls_worker_name, allow_plaintext_tokens)
+    coordinators, workers = security.calls(addresses_of(addresses))
+    return Client(CoordinatorRpc(addresses, coordinators), deadline_s, workers)
 
 
 class Client:
     """Opens jobs. A context manager; streams that it opened have connections of their own and outlive it."""
 
-    def __init__(self, rpc: CoordinatorRpc, deadline_s: float) -> None:
+    def __init__(self, rpc: CoordinatorRpc, deadline_s: float, workers: Calls | None = None) -> None:
         self._rpc = rpc
+        self._workers = workers
         self._deadline_s = deadline_s
 
     def __enter__(self) -> Client:
@@ -97,7 +114,7 @@ class Client:
         """As `job`, from a spec."""
         from headrace.client.join import open_job
 
-        return Job(open_job(self._rpc, spec, world, self._deadline_s), self._rpc.addresses)
+        return Job(open_job(self._rpc, spec, world, self._deadline_s), self._rpc.another, self._workers)
 
 
 def _absolute(dataset: str | os.PathLike[str]) -> str:
@@ -109,9 +126,10 @@ def _absolute(dataset: str | os.PathLike[str]) -> str:
 class Job:
     """An open job. spec: as the coordinator recorded it, with the manifest's hash and sample count."""
 
-    def __init__(self, spec: JobSpec, addresses: tuple[str, ...]) -> None:
+    def __init__(self, spec: JobSpec, connect: Callable[[], CoordinatorRpc], workers: Calls | None) -> None:
         self.spec = spec
-        self._addresses = ",".join(addresses)
+        self._connect = connect
+        self._workers = workers
 
     @property
     def plan_hash(self) -> str:
@@ -153,7 +171,7 @@ class Job:
             wait_deadline_s=wait_deadline_s,
             join_deadline_s=join_deadline_s,
         )
-        stream = Stream(self.spec, options, _Connector(self.spec, options, self._addresses))
+        stream = Stream(self.spec, options, _Connector(self.spec, options, self._connect, self._workers))
         if state is not None:
             stream.load_state_dict(state)
         return stream
@@ -162,26 +180,34 @@ class Job:
 class _Connector:
     """Joins the session when the stream first needs it; implements client.link.Connector."""
 
-    def __init__(self, job: JobSpec, options: StreamOptions, addresses: str) -> None:
+    def __init__(
+        self, job: JobSpec, options: StreamOptions, connect: Callable[[], CoordinatorRpc], workers: Calls | None
+    ) -> None:
         self._job = job
         self._options = options
-        self._addresses = addresses
+        self._connect = connect
+        self._workers = workers
 
     def __call__(self, state: StreamState | None, progress: Progress) -> Link:
         from headrace.client.join import Joining
-        from headrace.client.rpc import CoordinatorRpc
         from headrace.client.session_link import SessionLink
         from headrace.client.transports.intake import ThreadIntake
 
         options = self._options
         identity = Identity(options.rank, uuid.uuid4().hex, node_id())
-        rpc = CoordinatorRpc(self._addresses)
+        rpc = self._connect()
         joining = Joining(rpc, self._job, options, identity)
         try:
             session = joining.join(state)
             try:
                 intake = ThreadIntake(
-                    session, identity.rank, identity.nonce, identity.node, transport=options.transport, start_index=0
+                    session,
+                    identity.rank,
+                    identity.nonce,
+                    identity.node,
+                    transport=options.transport,
+                    start_index=0,
+                    calls=self._workers,
                 )
             except BaseException:
                 joining.give_back()

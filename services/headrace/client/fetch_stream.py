@@ -12,7 +12,9 @@ import structlog
 
 from headrace.core.errors import HeadraceError, PeerGone
 from headrace.wire import messages
+from headrace.wire.calls import Calls
 from headrace.wire.messages import Hello, Message, Next
+from headrace.wire.tls import open_aio_channel
 
 log = structlog.get_logger()
 
@@ -36,7 +38,10 @@ Deliver = Callable[["Stream", Message], Awaitable[None]]
 class Stream:
     """A link. All methods run on the fetcher's loop."""
 
-    def __init__(self, link: int, target: str, worker: str, hello: Hello, deliver: Deliver) -> None:
+    def __init__(
+        self, link: int, target: str, worker: str, hello: Hello, deliver: Deliver, *, calls: Calls | None = None
+    ) -> None:
+        self._calls = calls or Calls()
         self.link = link
         self._target = target
         self._worker = worker
@@ -44,6 +49,7 @@ class Stream:
         self._deliver = deliver
         self._next = hello.next
         self._moved = asyncio.Event()
+        self._began = False
         self._ended: HeadraceError | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -70,7 +76,7 @@ class Stream:
         except asyncio.CancelledError:
             return self._ended or PeerGone("the fetcher ends")
         except grpc.aio.AioRpcError as error:
-            return PeerGone(f"stream to worker {self._worker} at {self._target}: {error.code().name} {error.details()}")
+            return await self._lost(error.code(), error.details())
         except HeadraceError as error:
             return error
         except Exception as error:  # whatever gRPC has in store: the trainer must hear that this stream is over
@@ -78,20 +84,29 @@ class Stream:
             return HeadraceError(f"stream to worker {self._worker} at {self._target} failed: {error!r}")
         return self._ended or PeerGone(f"worker {self._worker} ended the stream")
 
+    async def _lost(self, code: grpc.StatusCode, details: str | None) -> PeerGone:
+        """The stream's end in words; of one that never began, with what is wrong between this side's TLS and the worker's."""
+        error = PeerGone(f"stream to worker {self._worker} at {self._target}: {code.name} {details}")
+        why = ""
+        if code is grpc.StatusCode.UNAVAILABLE and not self._began:
+            why = await asyncio.to_thread(self._calls.explain, self._target, error)
+        return PeerGone(f"{error.message}; {why}") if why else error
+
     async def _exchange(self) -> None:
         if self._ended is not None:
             return
-        async with grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS) as channel:
+        async with open_aio_channel(self._target, CHANNEL_OPTIONS, self._calls.tls) as channel:
             method: Any = channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
             call = method()
             sender = asyncio.create_task(self._send(call))
             try:
                 # EOF is the only thing read that is not bytes.
                 while isinstance(data := await call.read(), bytes):
+                    self._began = True
                     await self._deliver(self, messages.decode(data))
                 code, details = await call.code(), await call.details()
                 if code is not grpc.StatusCode.OK:
-                    raise PeerGone(f"stream to worker {self._worker} at {self._target}: {code.name} {details}")
+                    raise await self._lost(code, details)
             finally:
                 sender.cancel()
                 call.cancel()

@@ -24,6 +24,7 @@ from headrace.client.transports import fetch_protocol as protocol
 from headrace.core.errors import HeadraceError, ProtocolMismatch
 from headrace.telemetry.logging import configure
 from headrace.telemetry.parent import exit_with_parent
+from headrace.wire.calls import Calls
 from headrace.wire.malloc import tune_malloc
 from headrace.wire.messages import Chunk, Message, Next, Ready
 
@@ -33,8 +34,9 @@ log = structlog.get_logger()
 class Fetcher:
     """All streams of one rank and the pipe to the trainer."""
 
-    def __init__(self, trainer: socket.socket, slots: FetchSlots) -> None:
+    def __init__(self, trainer: socket.socket, slots: FetchSlots, calls: Calls | None = None) -> None:
         self._trainer = trainer
+        self._calls = calls or Calls()
         self._slots = slots
         self._streams: dict[int, Stream] = {}
         self._send_lock = asyncio.Lock()
@@ -59,7 +61,7 @@ class Fetcher:
                 for stream in self._streams.values():
                     stream.send_next(index)
             case protocol.Connect(link, target, worker, hello):
-                stream = Stream(link, target, worker, hello, self._deliver)
+                stream = Stream(link, target, worker, hello, self._deliver, calls=self._calls)
                 self._streams[link] = stream
                 self._begin(self._serve(stream), f"stream-{worker}")
             case protocol.Disconnect(link) if link in self._streams:
@@ -121,7 +123,7 @@ async def _main(trainer: socket.socket, slab_fd: int) -> None:
     memory = mmap.mmap(slab_fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     os.close(slab_fd)
     slots = FetchSlots(memoryview(memory), config.slots, config.slot_bytes, config.next, config.have)
-    await Fetcher(trainer, slots).run()
+    await Fetcher(trainer, slots, Calls(config.tls.client)).run()
 
 
 def main(argv: list[str]) -> int:

@@ -12,8 +12,10 @@ import structlog
 
 from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, StoreUnavailable, WaitTimeout
 from headrace.telemetry.addresses import split_address
+from headrace.wire.calls import Calls
 from headrace.wire.gen.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from headrace.wire.status import error_from_rpc
+from headrace.wire.tls import Stamp, open_channel
 
 # One answer takes milliseconds; a replica that takes longer is hung, and the next one is asked.
 CALL_DEADLINE_S = 5.0
@@ -21,6 +23,7 @@ CALL_DEADLINE_S = 5.0
 LEAST_SHARE_S = 1.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+_RETIRED_S = 60.0
 # Whoever sits before a silent terminal wants to know by then what is waited for.
 TELL_AFTER_S = 3.0
 _OPTIONS = (
@@ -36,18 +39,22 @@ log = structlog.get_logger()
 
 
 class CoordinatorRpc:
-    """Channels to the replicas at `addresses` ("host:port,host:port"). Calls go to the one that answered last."""
+    """Channels to the replicas at `addresses` ("host:port,host:port"). Calls go to the one that answered last.
 
-    def __init__(self, addresses: str) -> None:
-        self.addresses = tuple(part.strip() for part in addresses.split(",") if part.strip())
-        if not self.addresses:
-            raise ConfigInvalid("no coordinator address: give host:port, or several with commas between", addresses=addresses)
-        for address in self.addresses:
-            split_address(address)
+    calls: TLS and token. A channel is made anew once the files of TLS have changed, since it would go on with the old ones.
+    """
+
+    def __init__(self, addresses: str, calls: Calls | None = None) -> None:
+        self.addresses = addresses_of(addresses)
+        self._calls = calls or Calls()
         self._lock = threading.Lock()
         self._current = 0
-        self._channels = [grpc.insecure_channel(address, options=_OPTIONS) for address in self.addresses]
-        self._stubs: list[Any] = [CoordinatorServiceStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]
+        self._closed = False
+        self._retired: list[tuple[float, grpc.Channel]] = []
+        self._stamps: list[Stamp | None] = []
+        self._channels: list[grpc.Channel] = []
+        self._stubs: list[Any] = []
+        self._connect()
 
     def call(self, method: str, request: Any, deadline_s: float = CALL_DEADLINE_S) -> Any:
         """One call, tried at each replica once. Raises what the coordinator raised, CoordinatorUnavailable if none answered."""
@@ -61,12 +68,13 @@ class CoordinatorRpc:
             if left_s <= 0:
                 break
             try:
-                return getattr(stub, method)(request, timeout=min(left_s, share_s))
+                return getattr(stub, method)(request, timeout=min(left_s, share_s), **self.tokens())
             except grpc.RpcError as failure:
                 error = error_from_rpc(failure)
                 if not isinstance(error, _ELSEWHERE):
                     raise error from None  # it says all that gRPC's own says
                 last, reason = error, failure.details() or error.message
+                reason = self._calls.explain(self.addresses[stub_number], error) or reason
                 self.failed(stub_number)
         if isinstance(last, StoreUnavailable):
             raise last
@@ -79,6 +87,8 @@ class CoordinatorRpc:
     def current(self) -> tuple[int, Any]:
         """The replica that calls go to: its number, for `failed`, and its stub."""
         with self._lock:
+            if self._calls.stamp not in (None, self._stamps[self._current]) and not self._closed:
+                self._reconnect()
             return self._current, self._stubs[self._current]
 
     def failed(self, number: int) -> None:
@@ -89,8 +99,54 @@ class CoordinatorRpc:
 
     def close(self) -> None:
         """Close the channels; idempotent. Calls in flight end."""
-        for channel in self._channels:
+        with self._lock:
+            self._closed = True
+            channels = [*self._channels, *(channel for _, channel in self._retired)]
+        for channel in channels:
             channel.close()
+
+    def another(self) -> CoordinatorRpc:
+        """Connections of their own to the same replicas. Raises ConfigInvalid."""
+        return CoordinatorRpc(",".join(self.addresses), self._calls)
+
+    def tokens(self) -> dict[str, Any]:
+        """Keyword arguments of a call by which the caller shows who it is."""
+        return self._calls.tokens()
+
+    def explain(self, number: int, error: HeadraceError) -> str:
+        """What of TLS keeps a replica from being reached; empty where that is not it."""
+        return self._calls.explain(self.addresses[number], error)
+
+    def _connect(self) -> None:
+        stamp = self._calls.stamp
+        channels = [open_channel(address, _OPTIONS, self._calls.tls) for address in self.addresses]
+        self._stamps = [stamp] * len(channels)
+        self._channels = channels
+        self._stubs = [CoordinatorServiceStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
+
+    def _reconnect(self) -> None:
+        """The old channels are kept for the calls that are in flight; the longest is a watch."""
+        now_s = time.monotonic()
+        while self._retired and now_s - self._retired[0][0] > _RETIRED_S:
+            self._retired.pop(0)[1].close()
+        old = self._channels
+        try:
+            self._connect()
+        except ConfigInvalid as error:
+            self._stamps = [self._calls.stamp] * len(old)  # told once for each change
+            log.error("certificate_refused", error=str(error), note="the one before stays in use")
+            return
+        self._retired += [(now_s, channel) for channel in old]
+
+
+def addresses_of(text: str) -> tuple[str, ...]:
+    """The addresses of a text. Raises ConfigInvalid."""
+    addresses = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not addresses:
+        raise ConfigInvalid("no coordinator address: give host:port, or several with commas between", addresses=text)
+    for address in addresses:
+        split_address(address)
+    return addresses
 
 
 def until(deadline_s: float, call: Callable[[], T | None], also_retry: tuple[type[HeadraceError], ...] = ()) -> T | None:

@@ -236,7 +236,7 @@ class SessionLink:
             number, stub = self._rpc.current()
             try:
                 self._watched_replica = number
-                self._watch = stub.WatchSession(request, timeout=WATCH_DEADLINE_S)
+                self._watch = stub.WatchSession(request, timeout=WATCH_DEADLINE_S, **self._rpc.tokens())
                 if self._stop.is_set():
                     self._watch.cancel()
                 for message in self._watch:

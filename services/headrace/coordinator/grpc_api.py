@@ -57,14 +57,14 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         beats: HeartbeatRules,
         instruments: Instruments,
         *,
-        access: Access,
+        access: Access | None = None,
     ) -> None:
         self._ledger = ledger
         self._board = board
         self._manifests = manifests
         self._beats = beats
         self._instruments = instruments
-        self._access = access
+        self._access = access or Access()
         self._troubles = TroubleLog()
 
     # --- the six calls ------------------------------------------------------------------------------------------------

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
 import uuid
 from pathlib import Path
 from typing import Any
 
-import prometheus_client
 import structlog
 from prometheus_client import CollectorRegistry
 
-from headrace.core.errors import ConfigInvalid, PortInUse
+from headrace.core.errors import ConfigInvalid
 from headrace.core.job import Endpoint
 from headrace.telemetry import logging
 from headrace.telemetry.addresses import split_address
@@ -27,9 +25,14 @@ from headrace.telemetry.node import node_id
 from headrace.telemetry.parent import exit_with_parent
 from headrace.telemetry.settings import load
 from headrace.telemetry.tasks import end
+from headrace.wire import service_security
+from headrace.wire.calls import Calls
 from headrace.wire.malloc import tune_malloc
+from headrace.wire.secret import Secret, secret
+from headrace.wire.tls import ServerTls
 from headrace.worker.engines import registry
 from headrace.worker.lease_loop import Identity, LeaseLoop
+from headrace.worker.metrics_http import MetricsServer
 from headrace.worker.producer import Limits, Producer
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_grpc import GrpcServer
@@ -68,19 +71,22 @@ async def run(settings: WorkerSettings) -> None:
     limits = Limits(settings.batches_in_flight, settings.read_ahead_bytes, settings.read_deadline_s)
     producer = Producer(settings.worker_id, engine.fingerprint, sessions, stats, limits)
     toolbox = Toolbox(engine, open_source)
-    register = RankRegister(producer, worker=settings.worker_id)
+    register = RankRegister(producer, worker=settings.worker_id, tokens_of=sessions.token_hashes)
+    fleet, tls = _secured(settings, stats)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(engine.close)
         stack.callback(producer.close)
         stack.push_async_callback(toolbox.close)
-        grpc_server = GrpcServer(register, settings.grpc_address)
+        grpc_server = GrpcServer(register, settings.grpc_address, credentials=tls.grpc_credentials() if tls else None)
         await grpc_server.start()
         stack.push_async_callback(grpc_server.close, 1.0)
         local_server, socket_path = _local_server(settings, register)
         if local_server is not None:
             await local_server.start()
             stack.push_async_callback(local_server.close, 1.0)
-        _serve_metrics(settings.metrics_address, stats.registry, stack)
+        if settings.metrics_address:
+            metrics = MetricsServer(settings.metrics_address, stats.registry, tls.http_context() if tls else None)
+            stack.callback(metrics.close)
         endpoint = Endpoint(
             settings.worker_id, uuid.uuid4().hex, node_id(), _advertised(settings, grpc_server.port), socket_path
         )
@@ -91,8 +97,11 @@ async def run(settings: WorkerSettings) -> None:
             producer=producer,
             toolbox=toolbox,
             stats=stats,
+            calls=Calls(service_security.client_tls(settings), fleet),
         )
         stack.push_async_callback(leases.close)
+        addresses = (settings.grpc_address, settings.metrics_address)
+        service_security.tell_open(addresses, TLS=tls is None, fleet_token=fleet is None)
         log.info("worker_ready", grpc=endpoint.grpc, socket=socket_path, engine=engine.fingerprint, threads=settings.cores)
         heartbeats = asyncio.create_task(leases.run(), name="heartbeats")
         production = asyncio.create_task(producer.run(), name="producer")
@@ -142,25 +151,18 @@ def _local_server(settings: WorkerSettings, register: RankRegister) -> tuple[Loc
     return LocalServer(register, path), str(path)
 
 
-def _serve_metrics(address: str, registry_: CollectorRegistry, stack: contextlib.AsyncExitStack) -> None:
-    if not address:
-        return
-    host, port = split_address(address)
-    try:
-        server, thread = prometheus_client.start_http_server(port, host, registry_)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                f"metrics address {address} is taken; give another by --metrics-address", address=address
-            ) from error
-        raise ConfigInvalid(f"metrics address {address} cannot be used: {error.strerror}", address=address) from error
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
-
-    stack.callback(stop)
+def _secured(settings: WorkerSettings, stats: WorkerStats) -> tuple[Secret | None, ServerTls | None]:
+    """(the fleet's token, what it serves with). Raises ConfigInvalid, also for a token without TLS."""
+    fleet = secret("fleet_token", settings.fleet_token.get_secret_value(), settings.fleet_token_file)
+    tls = service_security.server_tls(settings, stats.tls_reloaded)
+    stats.certificate(tls)
+    coordinators = [split_address(address.strip())[0] for address in settings.coordinator.split(",")]
+    calls_tls = bool(settings.tls_ca)
+    service_security.check_plaintext(settings, fleet is not None, calls_tls, coordinators, "this worker")
+    # Ranks show it their jobs' tokens.
+    own = [split_address(settings.grpc_address)[0]]
+    service_security.check_plaintext(settings, fleet is not None, tls is not None, own, "this worker")
+    return fleet, tls
 
 
 def _advertised(settings: WorkerSettings, port: int) -> str:

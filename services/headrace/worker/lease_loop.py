@@ -18,9 +18,11 @@ import structlog
 from headrace.core.errors import CoordinatorUnavailable, HeadraceError, from_code
 from headrace.core.job import Endpoint, Session
 from headrace.wire import convert, status
+from headrace.wire.calls import Calls
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.gen import coordinator_service_pb2_grpc as rpc
 from headrace.wire.messages import PROTOCOL
+from headrace.wire.tls import Stamp, open_aio_channel
 from headrace.worker.engines.protocol import Engine
 from headrace.worker.producer import Producer
 from headrace.worker.stats import WorkerStats
@@ -37,7 +39,8 @@ LAG_FLOOR_S = 1.0
 # another try is worth it.
 UNABLE_S = 30.0
 UNABLE_MOST_S = 1800.0
-_CHANNEL = [
+_TELL_EACH_S = 30.0
+_CHANNEL = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
@@ -45,7 +48,7 @@ _CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
-]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class LeaseLoop:
         producer: Producer,
         toolbox: Toolbox,
         stats: WorkerStats,
+        calls: Calls | None = None,
     ) -> None:
         self._addresses = coordinators
         self._identity = identity
@@ -76,11 +80,14 @@ class LeaseLoop:
         self._producer = producer
         self._toolbox = toolbox
         self._stats = stats
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._calls = calls or Calls()
+        self._channels: dict[str, tuple[Stamp | None, grpc.aio.Channel]] = {}
+        self._retired: list[grpc.aio.Channel] = []
         self._interval_s = 0.5
         self._ttl_s = FIRST_TTL_S
         self._unable: dict[str, tuple[float, float]] = {}  # job -> until when, for how long
         self._unheard_since_s: float | None = None
+        self._tell_from_s = 0.0
         self._registered = False
         self._opening: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._soon = asyncio.Event()
@@ -106,8 +113,12 @@ class LeaseLoop:
         except HeadraceError as error:
             self._stats.heartbeat_failed(error.code)
             if self._unheard_since_s is None:
-                self._unheard_since_s = begun
-                log.warning("heartbeat_unanswered", error=error, note="leases held are kept")
+                self._unheard_since_s, self._tell_from_s = begun, begun
+            if begun >= self._tell_from_s:
+                self._tell_from_s = begun + _TELL_EACH_S
+                # Another address than the one that failed last comes first now.
+                why = await asyncio.to_thread(self._calls.explain, self._addresses[-1], error)
+                log.warning("heartbeat_unanswered", error=error, why=why or "see error", note="leases held are kept")
             return False
         if not self._registered:
             log.info("registered", coordinator=self._addresses[0])
@@ -125,9 +136,10 @@ class LeaseLoop:
         for task in self._opening.values():
             task.cancel()
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
-        for channel in self._channels.values():
+        for channel in [*self._retired, *(channel for _, channel in self._channels.values())]:
             await channel.close(None)
         self._channels.clear()
+        self._retired.clear()
 
     def _request(self) -> pb.HeartbeatRequest:
         held = [
@@ -162,10 +174,14 @@ class LeaseLoop:
     async def _call(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
         # A replica that hangs must leave time to ask another while the leases last.
         last: HeadraceError = CoordinatorUnavailable("no coordinator address is set")
+        while self._retired:
+            await self._retired.pop().close(None)
         for address in list(self._addresses):
             try:
                 heartbeat = self._stub(address).Heartbeat
-                answer: pb.HeartbeatResponse = await heartbeat(request, timeout=min(1.0, self._ttl_s / 4))
+                answer: pb.HeartbeatResponse = await heartbeat(
+                    request, timeout=min(1.0, self._ttl_s / 4), **self._calls.tokens()
+                )
                 return answer
             except grpc.aio.AioRpcError as error:
                 last = status.error_from_rpc(error)
@@ -175,9 +191,14 @@ class LeaseLoop:
 
     def _stub(self, address: str) -> Any:
         """Calls to one replica; the one place that knows the network."""
-        channel = self._channels.get(address)
+        stamp = self._calls.stamp
+        made, channel = self._channels.get(address, (None, None))
+        if channel is not None and made != stamp and stamp is not None:
+            self._retired.append(channel)  # it would go on with the certificate that it was made with
+            channel = None
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_CHANNEL)
+            channel = open_aio_channel(address, _CHANNEL, self._calls.tls)
+            self._channels[address] = (stamp, channel)
         return rpc.CoordinatorServiceStub(channel)  # type: ignore[no-untyped-call]
 
     async def _take_over(self, answer: pb.HeartbeatResponse) -> None:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import hmac
 import itertools
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from headrace.core.credit import MAX_WINDOW, CreditWindow
 from headrace.core.errors import HeadraceError, PeerGone, ProtocolMismatch, Unauthenticated
+from headrace.core.job_token import MAX_TOKENS, admits, hashes
 from headrace.wire import messages
 from headrace.worker.ports import PortListener
 from headrace.worker.slab import Slab
@@ -32,14 +33,17 @@ MAX_TEXT = 4096  # of an error's message on the wire
 class RankRegister:
     """The connected ranks of one worker, over all its servers, and what every HELLO must pass.
 
-    worker: its id, for WELCOME. token: what a rank must present; empty admits all.
+    worker: its id, for WELCOME. tokens_of: hashes of a job's tokens (core.job_token), of which a rank must show one; none
+    admit all, also where the job is not known yet.
     """
 
-    def __init__(self, listener: PortListener, *, worker: str, token: str = "") -> None:
+    def __init__(
+        self, listener: PortListener, *, worker: str, tokens_of: Callable[[str], Sequence[str]] = lambda job: ()
+    ) -> None:
         self.listener = listener
         self.worker = worker
         self.draining = False
-        self._token = token
+        self._tokens_of = tokens_of
         self._ports: dict[RankKey, RankPort] = {}
         self._generations = itertools.count(1)
 
@@ -49,8 +53,7 @@ class RankRegister:
         The window is the smaller of what rank and session say, so that neither side gets more than it has slots for.
         """
         messages.check_protocol(hello.protocol, f"rank {hello.rank} of job {hello.job}")
-        if not hmac.compare_digest(hello.token.encode(errors="replace"), self._token.encode()) and self._token:
-            raise Unauthenticated("the rank's token is missing or wrong", job=hello.job, rank=hello.rank)
+        self._check_token(hello)
         if not 1 <= hello.window <= MAX_WINDOW or max(len(hello.job), len(hello.nonce)) > 200:
             raise ProtocolMismatch(
                 f"HELLO has an impossible window {hello.window}, or a name that is too long", rank=hello.rank
@@ -58,7 +61,19 @@ class RankRegister:
         if self.draining:
             raise PeerGone("this worker is draining; ask the coordinator for another", worker=self.worker)
         slot_bytes, slots = await self.listener.admit(hello.job, hello.attempt, hello.rank, hello.nonce)
+        self._check_token(hello)  # the job may have become known in between
         return slot_bytes, min(slots, hello.window)
+
+    def _check_token(self, hello: messages.Hello) -> None:
+        given = hashes(hello.job, hello.token.split("\n")[:MAX_TOKENS])
+        if not admits(self._tokens_of(hello.job), given):
+            shown = "another" if hello.token else "none"
+            raise Unauthenticated(
+                f"job {hello.job!r} was opened with a token, and this rank shows {shown}; set token or token_file "
+                "(HEADRACE_TOKEN_FILE) to the job's",
+                job=hello.job,
+                rank=hello.rank,
+            )
 
     def welcome(self, slots: int, slot_bytes: int) -> messages.Welcome:
         """A WELCOME with a fresh generation."""

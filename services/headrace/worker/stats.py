@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace.core.batch import BAD_REASONS
 from headrace.telemetry import metrics
+from headrace.wire.tls import ServerTls
 from headrace.worker.make_batch import Made
 
 # Weight of the newest batch in the measured speed: the last ten or so count.
@@ -42,6 +43,17 @@ class WorkerStats:
         self._lanes = metrics.gauge("headrace_lanes_held", registry)
         self._heartbeat = metrics.histogram("headrace_heartbeat_seconds", registry)
         self._heartbeat_failures = metrics.counter("headrace_heartbeat_failures_total", registry)
+        self._reloads = metrics.counter("headrace_worker_tls_reloads_total", registry)
+        self._not_after = metrics.gauge("headrace_worker_tls_not_after_seconds", registry)
+
+    def tls_reloaded(self, reason: str) -> None:
+        """The certificate's files changed: `ok`, or `refused` and the one before stays."""
+        self._reloads.labels(reason).inc()
+
+    def certificate(self, tls: ServerTls | None) -> None:
+        """Export when the certificate in use expires."""
+        if tls is not None:
+            self._not_after.set_function(lambda: tls.not_after_s)
 
     def made(self, job: str, samples: int, transport: str, made: Made) -> None:
         """Count a batch that the engine finished."""

@@ -99,6 +99,11 @@ class Sessions:
         """Highest attempt known of a job; 0: none."""
         return max((attempt for name, attempt in self.by_key if name == job), default=0)
 
+    def token_hashes(self, job: str) -> tuple[str, ...]:
+        """Hashes of a job's tokens, of its newest attempt that is known here; none for a job without, or unknown."""
+        attempt = self.newest_attempt(job)
+        return self.by_key[job, attempt].session.token_hashes if attempt else ()
+
     def mark_broken(self, key: tuple[str, int], error: HeadraceError) -> None:
         """Note why a session could not be opened; `put` forgets it."""
         self.broken.pop(key, None)

@@ -69,7 +69,8 @@ class Links:
         self.slabs: dict[int, Slab] = {}
         self.local: dict[str, LocalLink] = {}  # by worker: those that are welcomed
         slot_bytes = slot_format.job_slot_bytes(identity.session.job)
-        self.fetch = FetchPool(selector, arrivals, slot_bytes, lambda: next(self._numbers), self.add_slab, tls=identity.calls.tls)
+        tls = identity.calls.tls
+        self.fetch = FetchPool(selector, arrivals, slot_bytes, lambda: next(self._numbers), self.add_slab, tls=tls)
 
     def table(self, table: LaneTable, now_s: float) -> None:
         """Note who owns lanes now."""

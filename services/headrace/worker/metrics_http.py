@@ -1,0 +1,86 @@
+"""The worker's `/metrics` over HTTP or HTTPS, a thread for each scrape. A scraper that stalls holds up nobody else."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import threading
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import structlog
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from headrace.core.errors import ConfigInvalid, PortInUse
+from headrace.telemetry.addresses import split_address
+
+log = structlog.get_logger()
+
+_STALL_S = 10.0  # between two bytes of a request; also the TLS handshake's
+_STOP_S = 5.0
+
+
+class MetricsServer:
+    """Listens at once. Raises PortInUse or ConfigInvalid. port: the one that it got."""
+
+    def __init__(self, address: str, registry: CollectorRegistry, tls: ssl.SSLContext | None) -> None:
+        host, port = split_address(address)
+        try:
+            self._server = _Server((host, port), tls)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(
+                    f"metrics address {address} is taken; give another by --metrics-address", address=address
+                ) from error
+            raise ConfigInvalid(f"metrics address {address} cannot be used: {error.strerror}", address=address) from error
+        self._server.set_app(make_wsgi_app(registry))
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="headrace-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_STOP_S)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _STALL_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """One line a scrape would be most of the log."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._tls = tls
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """As the base class, without its look-up of this host's name, which may take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The handshake waits for the request's own thread."""
+        accepted, peer = super().get_request()
+        if self._tls is None:
+            return accepted, peer
+        try:
+            return self._tls.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False), peer
+        except BaseException:
+            accepted.close()
+            raise
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A scraper that went away, or speaks no TLS: nothing of ours."""
+        log.debug("scrape_failed", peer=str(client_address), exc_info=True)
