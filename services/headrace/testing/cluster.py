@@ -20,10 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from headrace.testing.append_only import cut_since
 from headrace.testing.processes import ServiceProcess, free_address, start_service
+
+if TYPE_CHECKING:
+    from headrace.testing.secured import Secured
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 10.0
@@ -75,7 +78,8 @@ class Cluster:
     """See the module. directory: for data and logs. worker_args, coordinator_args: more flags for each of them.
 
     route: (from, to, address of `to`) -> the address that `from` uses instead, such as a proxy's; both are members' names, or
-    `rank` for all ranks. Asked once for each pair.
+    `rank` for all ranks. Asked once for each pair. tls, tokens: everything speaks TLS, mutual for gRPC, and asks for tokens;
+    trainers get in by the variables `environment`.
     """
 
     def __init__(
@@ -88,11 +92,21 @@ class Cluster:
         worker_args: Sequence[str] = (),
         coordinator_args: Sequence[str] = (),
         route: Route = direct,
+        tls: bool = False,
+        tokens: bool = False,
     ) -> None:
         self.directory = directory
+        self.secured: Secured | None = None
+        if tls or tokens:
+            from headrace.testing.secured import Secured
+
+            self.secured = Secured.make(directory / "secrets", tls=tls, tokens=tokens)
+            coordinator_args = [*self.secured.coordinator_args, *coordinator_args]
+            worker_args = [*self.secured.service_args, *worker_args]
         self._threads = threads
         self._worker_args = list(worker_args)
         self._route = route
+        self.store_dir = directory / "store"  # its append-only file
         self._lock = threading.RLock()
         # Not below `directory`: a Unix socket's path has room for 107 bytes only.
         self._sockets = Path(tempfile.mkdtemp(prefix="headrace-"))
@@ -107,6 +121,11 @@ class Cluster:
     def store_url(self) -> str:
         """redis:// address of the store."""
         return f"redis://{self.store.address}/0"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which a trainer gets in; none where the fleet is open."""
+        return self.secured.environment if self.secured else {}
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -191,7 +210,7 @@ class Cluster:
         with self._lock:
             killed_s = int(time.time())
             self.store.kill()
-            dropped = cut_since(self._store_dir, killed_s - 1) if cut_last_second else 0
+            dropped = cut_since(self.store_dir, killed_s - 1) if cut_last_second else 0
             self._restart(self.store)
             return dropped
 
@@ -216,13 +235,9 @@ class Cluster:
 
     # --- members ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _store_dir(self) -> Path:
-        return self.directory / "store"
-
     def _store(self) -> Member:
         address = free_address()
-        arguments = ["store", "--address", address, "--data-dir", str(self._store_dir)]
+        arguments = ["store", "--address", address, "--data-dir", str(self.store_dir)]
         return Member("store", address, "", arguments, self._log("store"))
 
     def _coordinator(self, number: int, more: Sequence[str]) -> Member:

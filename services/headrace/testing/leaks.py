@@ -146,6 +146,15 @@ def totals(taken: ProcessMeasure) -> dict[str, int]:
     return {leak.kind: leak.after for leak in _compare_one("", taken, taken)}
 
 
+def children_of(pid: int) -> list[tuple[int, str]]:
+    """(pid, command line) of each child that lives."""
+    found = []
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (text := _text(entry / "stat")) and int(text.rpartition(")")[2].split()[1]) == pid:
+            found.append((int(entry.name), _text(entry / "cmdline").replace("\0", " ")))
+    return found
+
+
 def _more(then: Mapping[str, int], now: Mapping[str, int]) -> str:
     return ", ".join(f"{key} +{now[key] - then.get(key, 0)}" for key in sorted(now) if now[key] > then.get(key, 0))
 

@@ -1,0 +1,1 @@
+"""Chaos: a fleet of real processes under a seeded storm of faults, audited after each round."""
