@@ -24,8 +24,9 @@ _INTEGERS = ("batch_size", "seed", "samples", "max_key_bytes", "max_label_bytes"
 _TEXTS = ("name", "dataset", "tail", "fingerprint", "manifest_hash", "label_kind")
 
 
+@lru_cache(maxsize=256)
 def job_to_json(job: JobSpec) -> str:
-    """Canonical JSON of a job: sorted keys, no spaces."""
+    """Canonical JSON of a job: sorted keys, no spaces. Cached: a worker states its sessions with every heartbeat."""
     return json.dumps(job.to_dict(), sort_keys=True, separators=(",", ":"))
 
 

@@ -1,0 +1,255 @@
+"""What must hold at every moment of a run. Each check is made where it could first fail: at each write to the store, each
+message that a rank takes, each batch that it is handed, each commit; bounds of memory also a few times a simulated second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from headrace.client.batch import Batch
+from headrace.coordinator.store import Key, Stored, Table
+from headrace.core import records
+from headrace.core.arrivals import Arrival, Verdict
+from headrace.core.batch import SUBSTITUTED
+from headrace.core.job import Session
+from headrace.core.records import LaneRecord, RankRecord, SessionRecord
+from headrace.testing.simulation.oracle import Oracle, Place
+from headrace.testing.simulation.store import SimulatedStore, Writes
+from headrace.testing.simulation.trace import Trace
+from headrace.testing.simulation.trainer import Rank
+from headrace.testing.simulation.worker import BAD_SAMPLE, WorkerProcess, has_bad, pixel_of
+
+# Messages of one connection that may wait, beside those of its window.
+SLACK = 8
+
+
+@dataclass
+class Life:
+    """What the monitor knows of one rank's session. start: where it must begin. newest: tokens by lane, told or taken."""
+
+    job: str
+    rank: int
+    number: int
+    world: int
+    attempt: int
+    oracle: Oracle
+    start: Place
+    steps: list[Place]
+    newest: dict[int, int] = field(default_factory=dict)
+    handed: int = 0
+    finished: bool = False
+
+
+class Monitor:
+    """See the module. All checks count in trace.checks."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._issued: dict[tuple[str, int, int], tuple[str, str]] = {}
+        self._made_by: dict[tuple[str, int, int], int] = {}
+        self._holders: dict[tuple[str, int, int, int], str] = {}
+        self.most_workers = 0
+        self.lanes: dict[str, int] = {}
+        self.most_world: dict[str, int] = {}
+
+    def _check(self, name: str, holds: bool, text: Callable[[], str]) -> None:
+        self._trace.checks[name] += 1
+        if not holds:
+            self._trace.broken(name, text())
+
+    # --- the store ------------------------------------------------------------------------------------------------------
+
+    def write(self, store: SimulatedStore, writes: Writes) -> None:
+        """Records are about to be written."""
+        for key, data in writes.items():
+            group, kind = key.table
+            if not group.startswith("job:") or data is None:
+                continue
+            job = group.removeprefix("job:")
+            old = store._tables.get(key.table, {}).get(key.field)
+            if kind == "lanes":
+                self._lane(job, int(key.field), old, records.lane_from_bytes(data))
+            elif kind == "ranks":
+                self._rank(store, job, key, old, records.rank_from_bytes(data))
+            elif kind == "main" and key.field == "session":
+                self._session(job, old, records.session_from_bytes(data))
+
+    def _lane(self, job: str, number: int, stored: Stored | None, new: LaneRecord) -> None:
+        old = records.lane_from_bytes(stored.data) if stored else LaneRecord()
+        where = f"lane {number} of {job}"
+        self._check("token_never_goes_back", new.token >= old.token, lambda: f"{where}: {old} -> {new}")
+        if not new.owner:
+            return
+        holder = new.owner, new.incarnation
+        first = self._issued.setdefault((job, number, new.token), holder)
+        self._check(
+            "token_issued_once", first == holder, lambda: f"{where}: token {new.token} was {first}'s and is given to {holder}"
+        )
+
+    def _rank(self, store: SimulatedStore, job: str, key: Key, stored: Stored | None, new: RankRecord) -> None:
+        self._check("committed_within_consumed", 0 <= new.committed <= new.consumed, lambda: f"{job}: {new}")
+        old = records.rank_from_bytes(stored.data) if stored else None
+        if old is None:
+            return
+        where = f"rank {key.field} of {job}"
+        self._check("attempt_never_goes_back", new.attempt >= old.attempt, lambda: f"{where}: {old} -> {new}")
+        if new.attempt != old.attempt:
+            return
+        main = store._tables.get(key.table._replace(kind="main"), {}).get("session")
+        formed = (
+            main is not None and (session := records.session_from_bytes(main.data)).formed and session.attempt == old.attempt
+        )
+        if formed:
+            self._check("rank_stays_with_its_client", new.nonce == old.nonce, lambda: f"{where}: {old} -> {new}")
+        if new.nonce == old.nonce:
+            self._check(
+                "committed_never_goes_back",
+                new.committed >= old.committed and new.consumed >= old.consumed,
+                lambda: (
+                    f"{where} attempt {new.attempt}: committed {old.committed} of {old.consumed} -> "
+                    f"{new.committed} of {new.consumed}"
+                ),
+            )
+
+    def _session(self, job: str, stored: Stored | None, new: SessionRecord) -> None:
+        old = records.session_from_bytes(stored.data) if stored else None
+        if old is None:
+            return
+        self._check("attempt_never_goes_back", new.attempt >= old.attempt, lambda: f"{job}: {old} -> {new}")
+        if new.attempt == old.attempt and old.formed:
+            same = (new.formed, new.world, new.epoch, new.first, new.epochs) == (
+                True,
+                old.world,
+                old.epoch,
+                old.first,
+                old.epochs,
+            )
+            self._check("session_stays_as_formed", same and new.window >= old.window, lambda: f"{job}: {old} -> {new}")
+
+    # --- ranks ----------------------------------------------------------------------------------------------------------
+
+    def tokens_told(self, life: Life, tokens: Iterable[int]) -> None:
+        """A lane table reached a rank."""
+        for lane, token in enumerate(tokens):
+            life.newest[lane] = max(life.newest.get(lane, 0), token)
+
+    def taken(self, life: Life, lane: int | None, arrival: Arrival, verdict: Verdict, maker: int) -> None:
+        """A rank judged a READY. maker: number of the process that sent it."""
+        if verdict is not Verdict.ACCEPTED or lane is None:
+            return
+        newest = life.newest.get(lane, 0)
+        who = f"rank {life.rank} of {life.job}, lane {lane}, index {arrival.index} by {arrival.worker}"
+        self._check(
+            "one_accepted_owner", arrival.token >= newest, lambda: f"{who}: token {arrival.token} was taken after {newest}"
+        )
+        first = self._made_by.setdefault((life.job, lane, arrival.token), maker)
+        self._check(
+            "one_owner_per_token", first == maker, lambda: f"{who}: token {arrival.token} by processes {first} and {maker}"
+        )
+        life.newest[lane] = max(newest, arrival.token)
+
+    def handed(self, life: Life, rank: Rank, batch: Batch, store: SimulatedStore) -> None:
+        """A batch was handed to the trainer."""
+        who = f"rank {life.rank} of {life.job} attempt {life.attempt}"
+        self._check(
+            "in_order_none_twice",
+            batch.index == life.handed,
+            lambda: f"{who}: index {batch.index} came after {life.handed - 1}",
+        )
+        holder = self._holders.setdefault((life.job, life.attempt, life.rank, store.forgot), rank.nonce)
+        self._check("one_client_per_rank", holder == rank.nonce, lambda: f"{who}: {holder} and {rank.nonce} are handed batches")
+        inside = life.handed < len(life.steps)
+        self._check("within_the_session", inside, lambda: f"{who}: index {life.handed} of {len(life.steps)} steps")
+        step = life.steps[life.handed]
+        place = Place(step.epoch, step.batch + life.rank)
+        self._check(
+            "the_planned_batch",
+            (batch.epoch, batch.batch) == (place.epoch, place.batch),
+            lambda: f"{who}: index {life.handed} is {place}, epoch {batch.epoch} batch {batch.batch} came",
+        )
+        self.content(who, life, batch, place)
+        life.handed += 1
+
+    def handed_all(self, life: Life) -> None:
+        """The stream says that its session is over."""
+        who = f"rank {life.rank} of {life.job} attempt {life.attempt}"
+        self._check("none_missing", life.handed == len(life.steps), lambda: f"{who}: {life.handed} of {len(life.steps)} steps")
+
+    def agrees(self, life: Life, known: Session | None, session: Session) -> None:
+        """All ranks of an attempt are told one and the same session."""
+        same = known is None or known.attempt != session.attempt or replace(known, window=session.window) == session
+        self._check("one_session_per_attempt", same, lambda: f"rank {life.rank} of {life.job}: {known} and {session}")
+
+    def begins(self, life: Life, start: Place, possible: list[Place], what: str) -> None:
+        """A session begins after what is committed."""
+        self._check(
+            "begins_after_the_commit", start in possible,
+            lambda: f"{life.job} attempt {life.attempt} begins at {start}; {what} allows {possible[:1]} to {possible[-1:]}",
+        )  # fmt: skip
+
+    def content(self, who: str, life: Life, batch: Batch, place: Place) -> None:
+        """Samples and pixels are the plan's; also while the trainer still has the batch in hand."""
+        planned = batch.sample_ids.tolist()
+        if place.batch < life.oracle.batches:
+            wanted = life.oracle.samples(place)
+            self._check("the_planned_samples", planned == wanted, lambda: f"{who}: {place} has {wanted}, {planned} came")
+        rows = np.asarray(batch.pixels).reshape(len(planned), -1)
+        sources = batch.source_ids.tolist()
+        expected = [pixel_of(source, place.epoch, sample) for source, sample in zip(sources, planned, strict=True)]
+        intact = rows.min(axis=1).tolist() == expected and rows.max(axis=1).tolist() == expected
+        self._check("pixels_intact", intact, lambda: f"{who}: {place} has {rows[:, 0].tolist()}, not {expected}")
+        bad = BAD_SAMPLE if has_bad(life.oracle.spec.dataset) else -1
+        named = [sample == bad for sample in planned] == (batch.status == SUBSTITUTED).tolist()
+        self._check("bad_samples_named", named, lambda: f"{who}: {planned} {batch.status.tolist()}")
+
+    # --- memory ---------------------------------------------------------------------------------------------------------
+
+    def bounds(self, store: SimulatedStore, ranks: Iterable[tuple[Life, Rank]], workers: Iterable[WorkerProcess]) -> None:
+        """Nothing grows with the batches."""
+        for table in store.tables():
+            self._table(table, store.records(table))
+        for life, rank in ranks:
+            if rank.intake is not None:
+                self._intake(life, rank.intake)
+        for worker in workers:
+            for port in worker.ports:
+                self._port(worker, port)
+
+    def _table(self, table: Table, count: int) -> None:
+        job = table.group.removeprefix("job:")
+        bounds = {
+            "lanes": self.lanes.get(job, 0), "ranks": self.most_world.get(job, 0), "main": 2,
+            "workers": self.most_workers, "jobs": len(self.lanes),
+        }  # fmt: skip
+        most = bounds.get(table.kind, 10_001)  # else bad samples, which have a bound of their own
+        self._check("store_is_small", count <= most, lambda: f"{table}: {count} > {most}")
+
+    def _intake(self, life: Life, intake: Any) -> None:
+        arrivals, peers = intake._arrivals, intake._links.peers
+        who = f"rank {life.rank} of {life.job}"
+        known = [index for index in arrivals._known if index < arrivals.next or index >= arrivals.next + arrivals.window]
+        self._check(
+            "window_bounds_arrivals", not known, lambda: f"{who}: {known} outside [{arrivals.next}, +{arrivals.window})"
+        )
+        withheld = max((len(each) for each in arrivals._withheld.values()), default=0)
+        self._check("window_bounds_withheld", withheld <= arrivals.window, lambda: f"{who}: {withheld} > {arrivals.window}")
+        # One incarnation of each worker at a time, and the one before while its batches are in use.
+        self._check(
+            "few_links", len(peers) <= 2 * self.most_workers + SLACK, lambda: f"{who}: {len(peers)} peers: {sorted(peers)}"
+        )
+        slabs = len(intake._links.slabs)
+        self._check("few_slabs", slabs <= 2 * self.most_workers + SLACK, lambda: f"{who}: {slabs} slabs")
+
+    def _port(self, worker: WorkerProcess, port: Any) -> None:
+        who = f"port of rank {port.rank} at {worker.name}"
+        slots = len(port._writing)
+        self._check("slots_bound_writes", slots <= port.window, lambda: f"{who}: {slots} writes, {port.window} slots")
+        credit = port._credit
+        size = max(len(credit.have), len(credit.made))
+        self._check("window_bounds_credit", size <= credit.window, lambda: f"{who}: {size} > {credit.window}")
+        waiting = len(port._connection._outbox)
+        most = 4 * port.window + SLACK
+        self._check("outbox_is_bounded", waiting <= most, lambda: f"{who}: {waiting} messages wait")

@@ -1,0 +1,208 @@
+"""What starts a job's trainers again until it is done, as torchrun or a person does; and the audit from attempt to attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.client.options import StreamOptions
+from headrace.core.errors import HeadraceError
+from headrace.core.job import Session, StreamState
+from headrace.testing.simulation.invariants import Life
+from headrace.testing.simulation.oracle import Oracle, Place
+from headrace.testing.simulation.scenario import JobScenario, lanes_of
+from headrace.testing.simulation.trainer import Rank
+
+if TYPE_CHECKING:
+    from headrace.testing.simulation.world import World
+
+WAIT_S = 60.0
+JOIN_S = 30.0
+
+
+class Attempt:
+    """One generation of a job's trainers."""
+
+    def __init__(self, number: int, world: int, state: StreamState | None) -> None:
+        self.number = number
+        self.world = world
+        self.state = state
+        self.done = 0
+        self.failed = asyncio.Event()
+        self._arrived: dict[int, int] = {}
+        self._gates: dict[int, asyncio.Event] = {}
+
+    async def meet(self, step: int) -> None:
+        """Wait until all ranks are at a step, as an all-reduce does."""
+        gate = self._gates.setdefault(step, asyncio.Event())
+        self._arrived[step] = self._arrived.get(step, 0) + 1
+        if self._arrived[step] == self.world:
+            gate.set()
+            self._gates.pop(step - 2, None)
+        await gate.wait()
+
+
+class Formed:
+    """A session that was formed. said: commits of each rank; acknowledged: those that the coordinator answered for."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.start = Place(session.epoch, session.first)
+        self.said = [0] * session.world
+        self.acknowledged = [0] * session.world
+
+
+class Launcher:
+    """Of one job."""
+
+    def __init__(self, world: World, job: JobScenario, rng: random.Random) -> None:
+        self.world = world
+        self.job = job
+        self.finished = False
+        self.ranks: list[tuple[Life, Rank]] = []
+        self.attempts: list[Attempt] = []
+        self.formed: dict[int, Formed] = {}  # by the coordinator's number; ranks of two of our attempts may meet in one
+        self.oracle = Oracle(world.filled(job), job.epochs)
+        self._rng = rng
+        self._checkpoint = StreamState()
+        self._checked = Place(0, 0)
+
+    async def run(self) -> None:
+        """Until an attempt ends well."""
+        monitor = self.world.monitor
+        monitor.lanes[self.job.spec.name] = lanes_of(self.job)
+        monitor.most_world[self.job.spec.name] = max(self.job.worlds)
+        while not self.finished:
+            attempt = Attempt(len(self.attempts) + 1, self._rng.choice(self.job.worlds), None)
+            if self.job.explicit and len(self.attempts) > 0:
+                attempt.state = self._checkpoint
+            self.attempts.append(attempt)
+            self._start(attempt)
+            await attempt.failed.wait()
+            if attempt.done == attempt.world:
+                self.finished = True
+                self.world.trace.note("job_done", job=self.job.spec.name, attempts=len(self.attempts))
+                return
+            await asyncio.sleep(self._rng.uniform(0.0, 1.0))
+            self._end(attempt)
+
+    def _end(self, attempt: Attempt) -> None:
+        """The ranks that are left are killed; now and then one is forgotten, paused, and wakes up later."""
+        for life, rank in self.ranks:
+            if life.number == attempt.number and rank.host.alive:
+                if self.world.faulty and self._rng.random() < 0.2:
+                    self.world.trace.fault("trainer left behind", rank=rank.host.name)
+                    rank.host.pause()
+                    rank.host.loop.call_later(self._rng.uniform(1.0, 8.0), rank.host.wake)
+                else:
+                    rank.host.kill()
+        self.ranks = [(life, rank) for life, rank in self.ranks if rank.host.alive]
+
+    def _start(self, attempt: Attempt) -> None:
+        for number in range(attempt.world):
+            host = self.world.host(f"{self.job.spec.name}.{attempt.number}.r{number}", self.world.node_clock_s)
+            nonce = f"n{self.world.number()}"
+            rank = host.call(Rank, host, self.world.network, self.world.replicas, self.world.trace, nonce)
+            life = Life(self.job.spec.name, number, attempt.number, attempt.world, 0, self.oracle, Place(0, 0), [])
+            self.ranks.append((life, rank))
+            host.on_death.append(partial(self._died, attempt, life))
+            host.start(self._train(attempt, life, rank), "train")
+
+    @staticmethod
+    def _died(attempt: Attempt, life: Life) -> None:
+        if not life.finished:
+            attempt.failed.set()
+
+    async def _train(self, attempt: Attempt, life: Life, rank: Rank) -> None:
+        try:
+            await self._session(attempt, life, rank)
+            life.finished = True
+            attempt.done += 1
+            if attempt.done == attempt.world:
+                attempt.failed.set()
+        except HeadraceError as error:
+            self.world.trace.note("trainer_failed", error=error.code, message=str(error)[:200])
+            if rank.link is not None and self._rng.random() < 0.5:  # a script with a `with` statement
+                await rank.leave()
+        self.world.loop.call_soon(rank.host.kill)
+
+    async def _session(self, attempt: Attempt, life: Life, rank: Rank) -> None:
+        job, monitor, store = self.job, self.world.monitor, self.world.store
+        number = attempt.number if job.numbered else 0
+        options = StreamOptions(life.rank, attempt.world, job.epochs, number, wait_deadline_s=WAIT_S, join_deadline_s=JOIN_S)
+        await asyncio.sleep(self._rng.uniform(0.0, 0.3))
+        session = await rank.join(job.spec, options, attempt.state)
+        formed = self._begins(attempt, life, session)
+        rank.on_recorded = partial(formed.acknowledged.__setitem__, life.rank)
+        rank.on_table = lambda table: monitor.tokens_told(life, table.tokens)
+        self._watch_arrivals(life, rank)
+        while True:
+            batch = await rank.next(WAIT_S)
+            if batch is None:
+                break
+            monitor.handed(life, rank, batch, store)
+            await asyncio.sleep(self._rng.expovariate(1.0) * job.step_s)
+            step = life.steps[life.handed - 1]
+            monitor.content(rank.host.name, life, batch, Place(step.epoch, step.batch + life.rank))
+            if job.lock_step:
+                await attempt.meet(life.handed)
+            if life.handed % job.commit_every == 0 or life.handed == len(life.steps):
+                self._commit(attempt, formed, life, rank)
+        monitor.handed_all(life)
+        await rank.leave()
+
+    def _commit(self, attempt: Attempt, formed: Formed, life: Life, rank: Rank) -> None:
+        assert rank.stream is not None
+        if self.job.explicit and life.rank == 0 and attempt is self.attempts[-1]:
+            state = rank.stream.state_dict()
+            self._checkpoint = StreamState(state["epoch"], state["first"], state["step"], state["world"])
+            self._checked = self.oracle.after(life.start, life.world, life.handed)
+        formed.said[life.rank] = life.handed
+        rank.stream.commit()
+
+    def _watch_arrivals(self, life: Life, rank: Rank) -> None:
+        intake = rank.intake
+        assert intake is not None
+        arrivals, links = intake._arrivals, intake._links
+        judge, lane_of = arrivals.ready, intake._lane_of
+
+        def ready(arrival):  # type: ignore[no-untyped-def]
+            verdict = judge(arrival)
+            peer = links.by_number(arrival.link)
+            link: Any = peer.link if peer is not None else None
+            maker = link.socket.peer.host.serial if link is not None else 0
+            self.world.monitor.taken(life, lane_of(arrival.index), arrival, verdict, maker)
+            return verdict
+
+        arrivals.ready = ready  # type: ignore[method-assign]
+
+    # --- the audit ------------------------------------------------------------------------------------------------------
+
+    def _begins(self, attempt: Attempt, life: Life, session: Session) -> Formed:
+        """Where a session begins: its checkpoint, or what all ranks of the one before had committed."""
+        formed = Formed(session)
+        trace, store, monitor = self.world.trace, self.world.store, self.world.monitor
+        life.attempt, life.start = session.attempt, formed.start
+        life.steps = self.oracle.steps(formed.start, attempt.world)
+        trace.note("session", job=life.job, attempt=session.attempt, rank=life.rank, start=formed.start, steps=len(life.steps))
+        known = self.formed.get(session.attempt)
+        if known is not None and (not store.forgot or known.start == formed.start):
+            monitor.agrees(life, known.session, session)
+            return known
+        if self.job.explicit and attempt.state is not None:
+            monitor.begins(life, formed.start, [self._checked], "its checkpoint")
+        elif not store.emptied:
+            monitor.begins(life, formed.start, self._possible(session.attempt), "what was committed before")
+        self.formed[session.attempt] = formed
+        return formed
+
+    def _possible(self, number: int) -> list[Place]:
+        """Where it may begin: in the newest session before it, from what was recorded for certain to what was said."""
+        before = max((attempt for attempt in self.formed if attempt < number), default=0)
+        if not before:
+            return [Place(0, 0)]
+        formed = self.formed[before]
+        low = 0 if self.world.store.forgot else min(formed.acknowledged)
+        return [self.oracle.after(formed.start, formed.session.world, count) for count in range(low, min(formed.said) + 1)]
