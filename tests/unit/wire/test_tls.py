@@ -1,0 +1,161 @@
+"""Files of TLS: read, refused, renewed while in use."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from headrace.core.errors import ConfigInvalid
+from headrace.testing.certificates import Authority, mount
+from headrace.wire.certificate import validity
+from headrace.wire.tls import ClientTls, ServerTls, TlsFiles, read
+
+Content = dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    """Signs what these tests use."""
+    return Authority()
+
+
+def encrypted(content: Content) -> bytes:
+    key = serialization.load_pem_private_key(content["tls.key"], None)
+    how = serialization.BestAvailableEncryption(b"a password")
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
+
+
+BAD: dict[str, tuple[Callable[[Authority, Content], Content], str]] = {
+    "expired": (lambda ca, good: ca.issue(ends_in_s=-60), "expired at"),
+    "not_yet_valid": (lambda ca, good: ca.issue(begins_in_s=600, ends_in_s=6000), "is not valid before"),
+    "key_of_another": (lambda ca, good: {**good, "tls.key": ca.issue()["tls.key"]}, "the key is not the certificate's"),
+    "no_certificate": (lambda ca, good: {**good, "tls.crt": b"hello"}, "is not a PEM certificate"),
+    "half_a_certificate": (lambda ca, good: {**good, "tls.crt": good["tls.crt"][:200]}, "is not a PEM certificate"),
+    "garbage_in_pem": (
+        lambda ca, good: {**good, "tls.crt": b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"},
+        "is not a PEM certificate",
+    ),
+    "empty": (lambda ca, good: {**good, "tls.crt": b"", "tls.key": b""}, "is not a PEM certificate"),
+    "no_key": (lambda ca, good: {**good, "tls.key": b"hello"}, "cannot be used for TLS"),
+    "key_with_a_password": (lambda ca, good: {**good, "tls.key": encrypted(good)}, "without a password"),
+    "no_ca": (lambda ca, good: {**good, "ca.crt": b"hello"}, "no PEM certificate to trust"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_files_that_cannot_be_used_are_refused_by_name(tmp_path: Path, authority: Authority, kind: str) -> None:
+    make, words = BAD[kind]
+    files = mount(tmp_path, make(authority, authority.issue()))
+    with pytest.raises(ConfigInvalid, match=words) as caught:
+        ServerTls(files, require_client=True)
+    assert str(tmp_path) in str(caught.value) or "password" in words
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_certificate_leaves_the_one_before_in_use_and_is_counted_once(
+    tmp_path: Path, authority: Authority, kind: str
+) -> None:
+    good = authority.issue()
+    files = mount(tmp_path, good)
+    told: list[str] = []
+    tls = ServerTls(files, on_reload=told.append)
+    mount(tmp_path, BAD[kind][0](authority, good))
+    assert all(tls.newest().cert == good["tls.crt"] for _ in range(5))
+    assert told == ["refused"]
+    newer = authority.issue()
+    mount(tmp_path, newer)
+    assert tls.newest().cert == newer["tls.crt"]
+    assert told == ["refused", "ok"]
+
+
+def test_files_that_vanish_and_come_back(tmp_path: Path, authority: Authority) -> None:
+    good = authority.issue()
+    files = mount(tmp_path, good)
+    told: list[str] = []
+    tls = ServerTls(files, on_reload=told.append)
+    for name in ("tls.crt", "tls.key"):
+        Path(getattr(files, "cert" if name == "tls.crt" else "key")).unlink()
+    assert tls.newest().cert == good["tls.crt"]
+    newer = authority.issue()
+    for name in ("tls.crt", "tls.key"):  # one after the other, as a person copies them
+        (tmp_path / name).write_bytes(newer[name])
+        assert tls.newest().cert in (good["tls.crt"], newer["tls.crt"])
+    assert tls.newest().cert == newer["tls.crt"]
+    assert told[-1] == "ok"
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=r"nothing\.crt"):
+        read(TlsFiles(str(tmp_path / "nothing.crt"), str(tmp_path / "nothing.key")))
+    with pytest.raises(ConfigInvalid, match="go together"):
+        TlsFiles(cert="a")
+    with pytest.raises(ConfigInvalid, match="no tls_ca"):
+        ServerTls(TlsFiles("a", "b"), require_client=True)
+    with pytest.raises(ConfigInvalid, match="needs tls_ca"):
+        ClientTls(TlsFiles())
+
+
+@pytest.mark.parametrize("key", ["ec", "of_the_next_century"])
+def test_validity_is_what_the_certificate_says(authority: Authority, key: str) -> None:
+    ends_in_s = 86400 if key == "ec" else 86400 * 365 * 60  # after 2050 the time has another form
+    pem = authority.issue(ends_in_s=ends_in_s)["tls.crt"]
+    certificate = x509.load_pem_x509_certificate(pem)
+    assert validity(b"a comment\n" + pem) == (
+        certificate.not_valid_before_utc.timestamp(),
+        certificate.not_valid_after_utc.timestamp(),
+    )
+    assert datetime.fromtimestamp(validity(pem)[1], UTC).year >= (2086 if key != "ec" else 2026)
+
+
+def test_no_bytes_break_the_reader_of_certificates(authority: Authority) -> None:
+    der = ssl.PEM_cert_to_DER_cert(authority.issue()["tls.crt"].decode())
+    for cut in range(0, len(der), 7):
+        for changed in (der[:cut], der[:cut] + b"\x84\xff\xff\xff\xff" + der[cut + 5 :], der[:cut] + b"\x80" + der[cut + 1 :]):
+            try:
+                validity(ssl.DER_cert_to_PEM_cert(changed).encode())
+            except ValueError:
+                continue
+
+
+def test_each_http_connection_is_made_with_the_newest_certificate(tmp_path: Path, authority: Authority) -> None:
+    files = mount(tmp_path, authority.issue())
+    context = ServerTls(files).http_context()
+    for _ in range(3):
+        newer = authority.issue()
+        mount(tmp_path, newer)
+        assert served_by(context, authority) == ssl.PEM_cert_to_DER_cert(newer["tls.crt"].decode())
+
+
+def served_by(context: ssl.SSLContext, authority: Authority) -> bytes | None:
+    """The certificate that a client sees, over memory."""
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trust.load_verify_locations(cadata=authority.pem.decode())
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    client = trust.wrap_bio(to_client, to_server, server_hostname="localhost")
+    done: set[object] = set()
+    for _ in range(10):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+                done.add(side)
+            except ssl.SSLWantReadError:
+                continue
+        if len(done) == 2:
+            return client.getpeercert(binary_form=True)
+    raise AssertionError("no handshake")
+
+
+def test_the_certificates_of_tests_are_what_they_should_be(authority: Authority) -> None:
+    content = authority.issue(["a.example", "10.1.2.3"])
+    key = serialization.load_pem_private_key(content["tls.key"], None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    names = x509.load_pem_x509_certificate(content["tls.crt"]).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    assert names.value.get_values_for_type(x509.DNSName) == ["a.example"]
