@@ -104,12 +104,9 @@ class Board:
         tokens = tuple(lane.token if lane else 0 for lane in lanes)
         return LaneTable(self.now_us(), job.session.window, owners, tokens, endpoints, job.session.stop)
 
-    async def changed(self, name: str, timeout_s: float) -> None:
-        """Wait for the next pass that changed a job's snapshot, or for the timeout."""
-        event = self._changed.setdefault(name, asyncio.Event())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await event.wait()
+    def next_change(self, name: str) -> asyncio.Event:
+        """Is set by the next pass that changes what watchers of a job are told. Ask for it before looking at the job."""
+        return self._changed.setdefault(name, asyncio.Event())
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
@@ -231,6 +228,7 @@ class Board:
 
     def _drop(self, name: str) -> None:
         self._jobs.pop(name, None)
+        self._changed.pop(name, asyncio.Event()).set()
         self.bad_reasons.pop(name, None)
         self._ledger.store.forget(f"job:{name}")
 

@@ -6,6 +6,8 @@ base class, so that no client hangs on our bugs.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -33,7 +35,9 @@ from headrace.wire.messages import check_protocol
 log = structlog.get_logger()
 
 SERVICE = "headrace.v1.CoordinatorService"
-_WATCH_S = 1.0
+# A watcher is woken by what changes; it looks again by itself so often, and so often while its session is not there.
+_QUIET_S = 10.0
+_LOST_S = 1.0
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext, generic in requests that differ by call
 
@@ -132,11 +136,14 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         await self._ledger.update(name, event, rank=event.rank)
         await self._board.refresh(name)
         while True:
+            change = self._board.next_change(name)
+            quiet_s = _QUIET_S
             state = self._board.job(name)
             if state is None or state.session is None or state.session.attempt < event.attempt or not state.session.formed:
                 # The store lost the session: put it back from what the rank knows.
                 await self._ledger.update(name, event, rank=event.rank)
                 await self._board.refresh(name)
+                quiet_s = _LOST_S
             else:
                 _check_watcher(state, event)
                 message = convert.lane_table_to_proto(self._board.lane_table(state))
@@ -145,7 +152,9 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
                 if sent is None or not _same_table(sent, message):
                     sent = message
                     yield message
-            await self._board.changed(name, _WATCH_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(quiet_s):
+                    await change.wait()
 
     async def _report(self, request: pb.ReportProgressRequest, context: Context) -> pb.ReportProgressResponse:
         event = replace(requests.progress_of(request), tokens=self._access.job_tokens(context, request.id.job))

@@ -52,10 +52,10 @@ class CoordinatorSettings(SecuritySettings):
     require_job_token: bool = Field(False, description="Refuse jobs that are opened without a token of their own.")
     # One request takes a millisecond; what takes seconds is down, and callers should hear so while they can still retry.
     store_deadline_s: float = Field(2.0, gt=0, le=60, description="How long one request to the store may take.")
-    # Half a second is well under the time that ready batches last, and costs each job two small reads a second.
-    tick_s: float = Field(0.5, ge=0.05, le=10, description="How often each job in use is looked at.")
-    heartbeat_s: float = Field(0.5, ge=0.05, le=60, description="How often workers shall send heartbeats.")
-    # Six heartbeats: fewer would call a worker dead that only stumbled.
+    # What is written makes a tick at once; only silence waits for one, and that is counted in seconds.
+    tick_s: float = Field(1.0, ge=0.05, le=10, description="How often each job in use is looked at.")
+    heartbeat_s: float = Field(1.0, ge=0.05, le=60, description="How often workers shall send heartbeats.")
+    # Three heartbeats: two may be lost or late.
     worker_ttl_s: float = Field(
         3.0, ge=0.2, le=600, description="A worker that was silent for so long is dead; its lanes move."
     )
