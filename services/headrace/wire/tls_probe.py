@@ -60,8 +60,7 @@ def _with_tls(connection: socket.socket, host: str, tls: ClientTls) -> str:
         with made.wrap_socket(connection, server_hostname=name) as secure:
             # Under TLS 1.3 a server judges the client's certificate after the client's handshake is done.
             secure.sendall(_PREFACE)
-            secure.recv(1)
-            return ""
+            return "" if secure.recv(1) else _closed(tls.files)  # gRPC's servers close without an alert
     except ssl.SSLCertVerificationError as error:
         return _verification(error, name, tls)
     except ssl.SSLError as error:
@@ -97,8 +96,11 @@ def _refusal(error: ssl.SSLError, files: TlsFiles) -> str:
 
 def _closed(files: TlsFiles) -> str:
     if not files.cert:
-        return "the server closed the connection in the TLS handshake: it may demand a client certificate (tls_cert, tls_key)"
-    return f"the server closed the connection in the TLS handshake: it may refuse the client certificate in {files.cert}"
+        return "the server ends the connection, as one that demands a client certificate: set tls_cert and tls_key"
+    return (
+        f"the server ends the connection, as one that refuses the client certificate in {files.cert}: it must be signed by the "
+        "server's tls_ca"
+    )
 
 
 class Explainer:

@@ -1,0 +1,204 @@
+"""Every gRPC channel against every fault of TLS: it does not get through, and what it says names the reason and the remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import structlog
+
+from headrace.client.fetch_stream import Stream
+from headrace.client.rpc import CoordinatorRpc
+from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, PeerGone, ProtocolMismatch
+from headrace.core.job import Endpoint
+from headrace.testing.certificates import Authority, mount
+from headrace.wire.calls import Calls
+from headrace.wire.gen import coordinator_service_pb2 as pb
+from headrace.wire.messages import PROTOCOL, Hello, Message
+from headrace.wire.tls import ClientTls, TlsFiles, open_channel
+from headrace.worker.engines import registry
+from headrace.worker.lease_loop import Identity, LeaseLoop
+from headrace.worker.producer import Limits, Producer
+from headrace.worker.sources.sharded import open_source
+from headrace.worker.stats import WorkerStats
+from headrace.worker.tools import Toolbox
+from headrace.worker.work import Sessions
+
+DEADLINE_S = 20.0
+OURS, OTHERS = Authority("ours"), Authority("others")
+GOOD = {**OURS.issue()}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """server, client: files of each, None without TLS. words: what the error must say; empty: it gets through."""
+
+    words: str
+    server: dict[str, bytes] | None
+    client: dict[str, bytes] | None
+    mutual: bool = False
+    server_name: str = ""
+
+
+def _ca_only(authority: Authority) -> dict[str, bytes]:
+    return {"ca.crt": authority.pem}
+
+
+FAULTS = {
+    "none": Fault("", GOOD, _ca_only(OURS)),
+    "none_mutual": Fault("", GOOD, OURS.issue(), mutual=True),
+    "none_by_another_name": Fault("", OURS.issue(["worker.fleet"]), _ca_only(OURS), server_name="worker.fleet"),
+    "plaintext_to_tls": Fault("the server speaks TLS and this side does not: set tls_ca", GOOD, None),
+    "plaintext_to_mutual_tls": Fault("the server speaks TLS and this side does not: set tls_ca", GOOD, None, mutual=True),
+    "tls_to_plaintext": Fault("does not speak TLS: leave tls_ca away", None, _ca_only(OURS)),
+    "another_authority": Fault("is not signed by", GOOD, _ca_only(OTHERS)),
+    "expired": Fault("is not valid now: renew it", OURS.issue(ends_in_s=-60), _ca_only(OURS)),
+    "another_name": Fault("is not made out for 127.0.0.1", OURS.issue(["elsewhere.example"]), _ca_only(OURS)),
+    "no_client_certificate": Fault("demands a client certificate: set tls_cert", GOOD, _ca_only(OURS), mutual=True),
+    "client_of_others": Fault("refuses the client certificate in", GOOD, {**OTHERS.issue(), "ca.crt": OURS.pem}, mutual=True),
+    "client_expired": Fault("expired at", GOOD, OURS.issue(ends_in_s=-60), mutual=True),
+}
+
+
+@contextmanager
+def serving(fault: Fault) -> Iterator[str]:
+    """A gRPC server that knows no call, at the address: what gets through is answered UNIMPLEMENTED."""
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        if fault.server is None:
+            port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            pair = (fault.server["tls.key"], fault.server["tls.crt"])
+            root = OURS.pem if fault.mutual else None
+            port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], root, fault.mutual))
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait(DEADLINE_S)
+
+
+def calls_of(fault: Fault, directory: Path) -> Calls:
+    if fault.client is None:
+        return Calls()
+    files = mount(directory, fault.client)
+    own = files if "tls.crt" in fault.client else TlsFiles(ca=files.ca)
+    return Calls(ClientTls(own, fault.server_name))
+
+
+def by_trainer(address: str, calls: Calls) -> HeadraceError:
+    """A trainer calls a coordinator."""
+    try:
+        rpc = CoordinatorRpc(address, calls)
+    except HeadraceError as error:
+        return error
+    try:
+        rpc.call("OpenJob", pb.OpenJobRequest())
+    except HeadraceError as error:
+        return error
+    finally:
+        rpc.close()
+    raise AssertionError("a server without calls answered one")
+
+
+def by_fetcher(address: str, calls: Calls) -> HeadraceError:
+    """A trainer's fetcher calls a worker."""
+
+    async def ignore(_: Stream, message: Message) -> None:
+        raise AssertionError(message)
+
+    async def run() -> HeadraceError:
+        return await Stream(1, address, "w0", Hello(PROTOCOL, "job", 1, 0, "n", 0, 3), ignore, calls=calls).run()
+
+    return asyncio.run(run())
+
+
+def by_worker(address: str, calls: Calls) -> HeadraceError:
+    """A worker calls a coordinator; what it says is in its log."""
+
+    async def run() -> HeadraceError:
+        engine, sessions, stats = registry.create("null", 1), Sessions(), WorkerStats(_registry())
+        producer = Producer("w0", engine.fingerprint, sessions, stats, Limits(1, 1 << 20, 10.0))
+        identity = Identity(Endpoint("w0", "i", "node", "127.0.0.1:1", ""), engine, 1)
+        toolbox = Toolbox(engine, open_source)
+        loop = LeaseLoop([address], identity, sessions=sessions, producer=producer, toolbox=toolbox, stats=stats, calls=calls)
+        with structlog.testing.capture_logs() as logged:
+            for _ in range(5):  # the first may time out on a slow machine
+                assert not await loop.beat()
+                told = next(line for line in logged if line["event"] == "heartbeat_unanswered")
+                if told["error"].code != "wait_timeout":
+                    break
+        await loop.close()
+        await toolbox.close()
+        producer.close()
+        engine.close()
+        return type(told["error"])(f"{told['error'].message}; {told['why']}")
+
+    return asyncio.run(run())
+
+
+def _registry() -> object:
+    from prometheus_client import CollectorRegistry
+
+    return CollectorRegistry()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("channel", [by_trainer, by_fetcher, by_worker], ids=lambda channel: channel.__name__)
+def test_a_fault_of_tls_is_named(channel: object, fault: str, tmp_path: Path) -> None:
+    given = FAULTS[fault]
+    with serving(given) as address:
+        error = channel(address, calls_of(given, tmp_path))  # type: ignore[operator]
+    if not given.words:
+        assert "UNIMPLEMENTED" in str(error) or isinstance(error, ProtocolMismatch), error
+    else:
+        assert given.words in error.message, error
+        assert isinstance(error, (PeerGone, ConfigInvalid) if channel is by_fetcher else HeadraceError)
+
+
+def test_a_server_that_says_nothing_costs_no_more_than_the_deadline(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        calls = calls_of(FAULTS["none"], tmp_path)
+        why = calls.explain(address, CoordinatorUnavailable("?"))
+        assert "does not answer to TLS" in why
+        assert Calls().explain(address, CoordinatorUnavailable("?")) == ""
+
+
+def test_what_has_nothing_to_do_with_tls_is_not_explained_by_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+    calls = calls_of(FAULTS["none"], tmp_path)
+    assert calls.explain(address, CoordinatorUnavailable("?")) == ""
+    assert calls.explain("not an address", CoordinatorUnavailable("?")) == ""
+    with serving(FAULTS["another_authority"]) as up:
+        assert Calls().explain(up, ProtocolMismatch("?")) == ""
+
+
+def test_a_trainers_channel_follows_its_certificate(tmp_path: Path) -> None:
+    """An expired certificate is seen by whoever connects anew; with a new one in its place the next call gets through."""
+    server, mutual = FAULTS["none_mutual"], {**OTHERS.issue(), "ca.crt": OURS.pem}
+    with serving(server) as address:
+        files = mount(tmp_path, mutual)
+        rpc = CoordinatorRpc(address, Calls(ClientTls(files)))
+        with pytest.raises(CoordinatorUnavailable, match="refuses the client certificate"):
+            rpc.call("OpenJob", pb.OpenJobRequest())
+        mount(tmp_path, OURS.issue())
+        with pytest.raises(ProtocolMismatch, match="no such call"):
+            rpc.call("OpenJob", pb.OpenJobRequest())
+        mount(tmp_path, OURS.issue(ends_in_s=-60))  # refused: the channel that is up goes on
+        with pytest.raises(ProtocolMismatch, match="no such call"):
+            rpc.call("OpenJob", pb.OpenJobRequest())
+        rpc.close()
+
+
+def test_a_channel_without_tls_files_is_refused_when_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(HeadraceError, match=r"missing\.crt"):
+        open_channel("127.0.0.1:1", (), ClientTls(TlsFiles(ca=str(tmp_path / "missing.crt"))))
