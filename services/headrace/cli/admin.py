@@ -6,9 +6,19 @@ import json
 import urllib.error
 import urllib.request
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, JobUnknown, StoreUnavailable
+from headrace.client.security import switch, variable
+from headrace.core.errors import (
+    ConfigInvalid,
+    CoordinatorUnavailable,
+    HeadraceError,
+    JobUnknown,
+    StoreUnavailable,
+    Unauthenticated,
+)
+from headrace.wire.secret import refuse_plaintext, secret
+from headrace.wire.tls import TlsFiles, context
 
 DEADLINE_S = 15.0
 DEFAULT = "127.0.0.1:7301"
@@ -17,14 +27,17 @@ DEFAULT = "127.0.0.1:7301"
 def get_job(admin: str, job: str, what: str = "") -> Any:
     """GET of `/api/jobs/<job>[/<what>]` as plain data; admin: host:port, or a URL.
 
-    Raises JobUnknown, StoreUnavailable, CoordinatorUnavailable or ConfigInvalid.
+    HEADRACE_ADMIN_TOKEN_FILE or HEADRACE_ADMIN_TOKEN is shown, and HEADRACE_TLS_CA makes it HTTPS. Raises JobUnknown,
+    StoreUnavailable, CoordinatorUnavailable, Unauthenticated or ConfigInvalid.
     """
-    base = admin if "://" in admin else f"http://{admin}"
+    files = TlsFiles(variable("tls_cert"), variable("tls_key"), variable("tls_ca"))
+    base = admin if "://" in admin else f"{'https' if files.ca else 'http'}://{admin}"
     if not base.startswith(("http://", "https://")):
         raise ConfigInvalid(f"--admin must be HOST:PORT or an http(s):// address, not {admin!r}", address=admin)
     url = f"{base.rstrip('/')}/api/jobs/{quote(job, safe='')}{f'/{what}' if what else ''}"
+    request = urllib.request.Request(url, headers=_headers(base))  # noqa: S310 - http(s) as checked above
     try:
-        with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:  # noqa: S310 - http(s) as checked above
+        with _opener(files).open(request, timeout=DEADLINE_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise _refused(error, job, admin) from error
@@ -36,11 +49,38 @@ def get_job(admin: str, job: str, what: str = "") -> Any:
         ) from error
 
 
+def _headers(base: str) -> dict[str, str]:
+    token = secret("admin_token", variable("admin_token"), variable("admin_token_file"))
+    if token is None:
+        return {}
+    if base.startswith("http://"):
+        host = urlsplit(base).hostname or ""
+        refuse_plaintext([host], switch("allow_plaintext_tokens"), "this command")
+    return dict(token.metadata[:1])
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """The token is for the address that was given, and for no other."""
+
+
+def _opener(files: TlsFiles) -> urllib.request.OpenerDirector:
+    try:
+        trust = context(files, server=False)
+    except OSError as error:
+        raise ConfigInvalid(f"{error.filename} cannot be used for TLS: {error.strerror}", path=str(error.filename)) from error
+    if not files.ca:
+        trust.load_default_certs()
+    return urllib.request.build_opener(_Stay, urllib.request.HTTPSHandler(context=trust))
+
+
 def _refused(error: urllib.error.HTTPError, job: str, admin: str) -> HeadraceError:
     try:
         detail = str(json.load(error)["detail"])
     except (OSError, ValueError, KeyError, TypeError):
         detail = f"HTTP status {error.code}"
+    if error.code == 401:
+        return Unauthenticated(f"{detail} (asked at {admin})", address=admin)
     if error.code == 404:
         return JobUnknown(f"{detail} (asked at {admin})", job=job)
     if error.code == 503:

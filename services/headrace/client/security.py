@@ -33,25 +33,27 @@ class SecurityOptions:
     def calls(self, addresses: tuple[str, ...]) -> tuple[Calls, Calls]:
         """How coordinators and workers are called. Raises ConfigInvalid."""
         given = self.token or self.token_file
-        text, path = (self.token, self.token_file) if given else (_variable("token"), _variable("token_file"))
+        text, path = (self.token, self.token_file) if given else (variable("token"), variable("token_file"))
         token = secret("token", text, path)
-        files = TlsFiles(*(getattr(self, name) or _variable(name) for name in ("tls_cert", "tls_key", "tls_ca")))
+        files = TlsFiles(*(getattr(self, name) or variable(name) for name in ("tls_cert", "tls_key", "tls_ca")))
         if files.cert and not files.ca:
             raise ConfigInvalid("tls_cert without tls_ca: give the CA that signed the servers' certificates", field="tls_ca")
-        allowed = self.allow_plaintext_tokens if self.allow_plaintext_tokens is not None else _switch("allow_plaintext_tokens")
-        worker_name = self.tls_worker_name or _variable("tls_worker_name")
+        allowed = self.allow_plaintext_tokens if self.allow_plaintext_tokens is not None else switch("allow_plaintext_tokens")
+        worker_name = self.tls_worker_name or variable("tls_worker_name")
         coordinators = Calls(ClientTls(files) if files.ca else None, token, allow_plaintext=allowed)
         workers = Calls(ClientTls(files, worker_name) if files.ca else None, token, allow_plaintext=allowed)
         coordinators.check_plaintext(*addresses)
         return coordinators, workers
 
 
-def _variable(name: str) -> str:
+def variable(name: str) -> str:
+    """What HEADRACE_<NAME> holds, or empty."""
     return os.environ.get(f"HEADRACE_{name.upper()}", "").strip()
 
 
-def _switch(name: str) -> bool:
-    value = _variable(name).lower()
+def switch(name: str) -> bool:
+    """Whether HEADRACE_<NAME> is on. Raises ConfigInvalid."""
+    value = variable(name).lower()
     if value not in (*_YES, *_NO):
         raise ConfigInvalid(f"HEADRACE_{name.upper()} must be 1 or 0, not {value!r}", setting=name)
     return value in _YES
