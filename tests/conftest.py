@@ -34,6 +34,17 @@ def pytest_report_header() -> str:
     return f"seed: {SEED_VARIABLE}={SEED}"
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say over which engines the decode contract was tried, and over which it was not."""
+    ran = {report.nodeid for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])}
+    if any("contract/test_image_kinds.py" in node for node in ran):
+        from tests.contract import engine_entries
+
+        terminalreporter.section("engines under the decode contract")
+        for line in engine_entries.report():
+            terminalreporter.line(line, yellow="DID NOT RUN" in line, green="DID NOT RUN" not in line)
+
+
 @pytest.fixture(autouse=True)
 def _fresh_logs() -> Iterator[None]:
     """A client or service that a test ran in this process must not decide what the next test sees of the logs."""

@@ -1,9 +1,8 @@
-"""One suite for every engine: the decode contract seen through `run`. A new engine is one entry in ENGINES."""
+"""One suite for every engine: the decode contract seen through `run`. A new engine is one entry in engine_entries."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -19,25 +18,11 @@ from headrace.core.pipeline_spec import PipelineSpec
 from headrace.testing.image_kinds import bad_kinds, encode, good_kinds, photo
 from headrace.worker.engines import registry
 from headrace.worker.engines.protocol import Engine, Sample
-from tests.contract import reference_ops
+from tests.contract import engine_entries, reference_ops
+from tests.contract.engine_entries import Entry
 
 SEED = 11
 
-
-@dataclass(frozen=True)
-class Entry:
-    """An engine and how far, in levels of 255, it may be from the plain reference.
-
-    At most; on average over an image that was resized; on average over one that was not, where only rounding can differ.
-    """
-
-    name: str
-    max_levels: int
-    mean_levels: float
-    mean_levels_unscaled: float
-
-
-ENGINES = [Entry("cpu", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01)]
 
 JPEG = encode(photo(), "JPEG", quality=90)
 # Exact in every decoder, so that an operation is all that can differ.
@@ -45,7 +30,7 @@ PNG = encode(photo(64, 48), "PNG")
 SQUARE = ps.CenterCrop((40, 44))
 
 
-@pytest.fixture(params=ENGINES, ids=lambda entry: entry.name)
+@pytest.fixture(params=engine_entries.runnable(), ids=lambda entry: entry.name)
 def entry(request: pytest.FixtureRequest) -> Entry:
     return request.param
 

@@ -127,6 +127,10 @@ def tar_entries(name: str, scan: TarScan, rule: LabelRule, exclude: Collection[E
     cut_key = split_name(scan.cut.name)[0] if scan.cut else None
     if scan.damage:
         found.warnings.append(f"{name}: {scan.damage}; the samples before are kept")
+    if scan.skipped:
+        found.warnings.append(
+            f"{name}: {scan.skipped} members are links, sparse files or devices and are left out, first {scan.skipped_first!r}"
+        )
     members = scan.members + ([scan.cut] if scan.cut else [])
     for sample in group(members):
         if exclude and found.leave_out(exclude, sample.key, name):

@@ -3,7 +3,7 @@
 `walk` is a generator without I/O: it yields the (offset, length) that it wants to see and is sent the bytes. So one parser
 serves local files, where only headers and labels are read, and object stores, where a driver decides what to fetch at once.
 
-Read: ustar, PAX (path and size) and GNU (long names, base-256 sizes). Members that are not regular files are skipped.
+Read: ustar, PAX (path and size) and GNU (long names, base-256 sizes). Members that are not regular files are only counted.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ class Member:
 
 @dataclass(slots=True)
 class TarScan:
-    """What a tar holds. damage: empty, or what is wrong with it and where. cut: name of a member whose data end early."""
+    """What a tar holds. damage: empty, or what is wrong with it and where. cut: name of a member whose data end early.
+    skipped: how many members hold no data of their own (links, devices, sparse files); skipped_first: the first one's name."""
 
     members: list[Member] = field(default_factory=list)
+    skipped: int = 0
+    skipped_first: str = ""
     damage: str = ""
     cut: Member | None = None
 
@@ -82,13 +85,27 @@ def walk(size: int, interest: Callable[[str, int], Interest], where: str) -> Wal
             scan.damage = f"cut inside {name!r}: it ends at {size} of at least {start + length} bytes"
             scan.cut = Member(name, start, length) if header.is_file else None
             return scan
+        if header.kind == b"S":
+            start = yield from _after_map(raw, start, size)
         offset = start + -(-length // BLOCK) * BLOCK
         if header.extends:
             extension.read(header.kind, bytes((yield start, length)))
             continue
-        if header.is_file:
+        if header.is_file and not extension.sparse:
             scan.members.append((yield from _member(name, start, length, interest(name, length))))
+        elif header.kind != b"5" and not name.endswith("/"):
+            scan.skipped += 1
+            scan.skipped_first = scan.skipped_first or name
         extension = _Extension()
+
+
+def _after_map(raw: bytes, start: int, size: int) -> Generator[tuple[int, int], bytes | memoryview, int]:
+    """Where the data of an old GNU sparse file begin: its map goes on in blocks that its size does not count."""
+    more = raw[482]
+    while more and start + BLOCK <= size:
+        more = bytes((yield start, BLOCK))[504]
+        start += BLOCK
+    return start
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +127,19 @@ class _Header:
 
 @dataclass(slots=True)
 class _Extension:
-    """Name and size for the next member, where its own header has no room for them."""
+    """Name and size for the next member, where its own header has no room for them. sparse: its data are a map and pieces."""
 
     name: str | None = None
     size: int | None = None
+    sparse: bool = False
 
     def read(self, kind: bytes, data: bytes) -> None:
         if kind == b"L":
             self.name = _text(data.rstrip(b"\0"))
         elif kind == b"x":
             fields = _pax(data)
-            self.name = fields.get("path", self.name)
+            self.sparse = any(keyword.startswith("GNU.sparse.") for keyword in fields)
+            self.name = fields.get("GNU.sparse.name", fields.get("path", self.name))
             size = fields.get("size", "")
             self.size = int(size) if size.isascii() and size.isdigit() and len(size) <= 20 else self.size
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -22,11 +22,20 @@ WIDTH, HEIGHT = 301, 203
 
 @dataclass(frozen=True, slots=True)
 class ImageKind:
-    """One file. reason: of core.batch.BAD_REASONS that a right engine reports; `none` for images that must be decoded."""
+    """One file. reason: of core.batch.BAD_REASONS that a right engine reports; `none` for images that must be decoded.
+
+    row: the line of the contract's table of kinds that it is tried for (testing.image_variants). truth: what the decoded
+    pixels must be within `levels` (of 255, on average), where a rule says so without a decoder. or_decoded: damage that a
+    decoder need not see, so that pixels are as right as the reason.
+    """
 
     name: str
     data: bytes
     reason: str = "none"
+    row: str = ""
+    truth: NDArray[np.uint8] | None = field(default=None, compare=False, repr=False)
+    levels: float = 0.0
+    or_decoded: bool = False
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,64 @@
+"""The engines that the contract's suites run over, and how near each must come. A new engine is one entry here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.core.errors import EngineUnsupported, HeadraceError
+from headrace.worker.engines import registry
+from headrace.worker.engines.protocol import Engine
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How far, in levels of 255, an engine may be from the plain reference.
+
+    max_levels: at most. mean_levels: on average over an image that was resized; mean_levels_unscaled: over one that was
+    not, where only rounding can differ. decode_levels: on average over an image as it was decoded, where another decoder
+    may round otherwise; 0 where the reference's own library decodes.
+    """
+
+    name: str
+    max_levels: int
+    mean_levels: float
+    mean_levels_unscaled: float
+    decode_levels: float = 0.0
+
+
+ENTRIES = (Entry("cpu", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01),)
+# Engines of the registry that make no pixels, and so keep no contract.
+NO_PIXELS = frozenset({"null"})
+# Engines of the design. Each joins once the registry names it.
+DESIGNED = ("cpu", "dali", "cvcuda")
+
+
+@functools.cache
+def why_not(name: str) -> str:
+    """Why an engine does not run here; empty if it does."""
+    if name not in registry.NAMES:
+        return "not in the registry"
+    try:
+        registry.create(name, 1).close()
+    except (HeadraceError, EngineUnsupported) as error:
+        return error.message
+    return ""
+
+
+def runnable() -> list[Entry]:
+    """Entries of the engines that run here."""
+    return [entry for entry in ENTRIES if not why_not(entry.name)]
+
+
+def report() -> Iterator[str]:
+    """A line for each engine: whether the suites ran over it."""
+    for name in dict.fromkeys([*DESIGNED, *registry.NAMES]):
+        if name not in NO_PIXELS:
+            reason = why_not(name)
+            yield f"engine {name}: {f'DID NOT RUN ({reason})' if reason else 'ran'}"
+
+
+def make(entry: Entry, threads: int = 2) -> Engine:
+    """The engine itself; close it."""
+    return registry.create(entry.name, threads)
