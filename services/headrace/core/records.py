@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from headrace.core.job import Endpoint, JobSpec, Session, Stop, StreamState
+from headrace.core.newest import newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,15 @@ def lane_from_bytes(data: bytes) -> LaneRecord:
     return LaneRecord(*json.loads(data)[: len(LaneRecord.__dataclass_fields__)])
 
 
-@lru_cache(maxsize=4096)
+def _claimer(rank: RankRecord) -> str:
+    return rank.nonce
+
+
+def _worker(worker: WorkerRecord) -> str:
+    return worker.endpoint.worker
+
+
+@newest(_claimer, 4096)
 def rank_from_bytes(data: bytes) -> RankRecord:
     """Read a RankRecord."""
     fields = _known(RankRecord, json.loads(data))
@@ -217,7 +226,7 @@ def rank_from_bytes(data: bytes) -> RankRecord:
     return RankRecord(**fields)
 
 
-@lru_cache(maxsize=4096)
+@newest(_worker, 16384)
 def worker_from_bytes(data: bytes) -> WorkerRecord:
     """Read a WorkerRecord."""
     fields = _known(WorkerRecord, json.loads(data))
