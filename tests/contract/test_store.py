@@ -247,3 +247,36 @@ async def test_what_was_forgotten_is_asked_for_anew(store: Store) -> None:
     for _ in range(2):
         assert (await store.load({key.table: None})).tables[key.table]["a"].data == b"1"
         store.forget("gone")
+
+
+async def test_any_number_of_calls_at_once_are_answered(store: Store) -> None:
+    keys = [Key(Table(f"many-{number}", "t"), "a") for number in range(400)]
+    assert all(await asyncio.gather(*(store.commit({}, {key: b"1"}) for key in keys)))
+    loaded = await asyncio.gather(*(store.load({key.table: None}) for key in keys))
+    assert all(found.tables[key.table]["a"].data == b"1" for found, key in zip(loaded, keys, strict=True))
+
+
+async def test_calls_at_once_take_a_bounded_number_of_connections(tmp_path: Path) -> None:
+    import redis
+
+    port = _free_port()
+    with valkey_server(port, tmp_path):
+        client = redis.Redis(port=port)
+        before = int(client.info("clients")["connected_clients"])
+        store = connect(f"redis://127.0.0.1:{port}/0")
+        await asyncio.gather(*(store.load({MAIN: None}) for _ in range(400)))
+        assert int(client.info("clients")["connected_clients"]) - before <= 16
+        await store.close()
+
+
+async def test_a_call_waits_for_its_turn_no_longer_than_for_an_answer(tmp_path: Path) -> None:
+    port = _free_port()
+    with valkey_server(port, tmp_path) as url:
+        store = connect(url, timeout_s=0.5)
+        await store.ping()
+        import redis
+
+        redis.Redis(port=port).execute_command("CLIENT", "PAUSE", "4000")
+        results = await asyncio.gather(*(store.load({MAIN: None}) for _ in range(100)), return_exceptions=True)
+        assert {type(result) for result in results} == {StoreUnavailable}
+        await store.close()

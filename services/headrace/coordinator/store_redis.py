@@ -7,7 +7,8 @@ or goes away and comes back, needs no restart of the coordinator.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -28,13 +29,21 @@ from headrace.core.masking import mask_address
 _Result = TypeVar("_Result")
 # Lua's unpack and Redis' own limits make a script call with more arguments fail.
 _MAX_ITEMS = 1000
+# Each has a connection of its own, which stays open. A call takes a millisecond, so that a thousand ranks that report at once
+# wait for some milliseconds; without a bound the pool's own would refuse the hundred-and-first of them.
+_CALLS_AT_ONCE = 16
 
 
 class RedisStore:
-    """See `store.Store`. One event loop. prefix: before all keys, so that installations can share a server."""
+    """See `store.Store`. One event loop. prefix: before all keys, so that installations can share a server.
 
-    def __init__(self, client: redis.asyncio.Redis, prefix: str, where: str) -> None:
+    turn_s: longest wait of a call for its turn.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, prefix: str, where: str, turn_s: float = 2.0) -> None:
         self._client = client
+        self._turns = asyncio.Semaphore(_CALLS_AT_ONCE)
+        self._turn_s = turn_s
         self._prefix = prefix
         self._where = where
         self._channel = f"{prefix}:hints"
@@ -116,7 +125,17 @@ class RedisStore:
 
     async def _ask(self, call: Awaitable[_Result]) -> _Result:
         with self._translated():
-            return await call
+            try:
+                async with asyncio.timeout(self._turn_s):
+                    await self._turns.acquire()
+            except BaseException:
+                if isinstance(call, Coroutine):
+                    call.close()  # it was never begun
+                raise
+            try:
+                return await call
+            finally:
+                self._turns.release()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -185,9 +204,9 @@ def connect(url: str, prefix: str = "headrace", timeout_s: float = 2.0, *, passw
         options["ssl_ca_certs"] = ca
     try:
         if parts.scheme == "sentinel":
-            return RedisStore(_by_sentinel(url, options), prefix, where)
+            return RedisStore(_by_sentinel(url, options), prefix, where, timeout_s)
         if parts.scheme in ("redis", "rediss", "unix"):
-            return RedisStore(redis.asyncio.Redis.from_url(url, **options), prefix, where)
+            return RedisStore(redis.asyncio.Redis.from_url(url, **options), prefix, where, timeout_s)
     except ValueError:
         raise _unreadable(where) from None
     raise ConfigInvalid(f"the store must be redis://, rediss://, unix:// or sentinel://, not {where!r}", field="store")
