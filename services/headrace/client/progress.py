@@ -94,6 +94,10 @@ class Progress:
         """CLOCK_MONOTONIC since when the trainer is blocked, None while it is not."""
         return self._waiting_since_s
 
+    def pressing(self, recorded: int) -> bool:
+        """True if something is to be told soon: a commit above `recorded`, a bad sample, or that the trainer waits."""
+        return self._committed != recorded or bool(self._bad) or self._waiting_since_s is not None
+
     def handed_over(self, images: int, transport: str, wait_by_cause: Mapping[str, float], bad: list[Bad]) -> None:
         """One more batch is the trainer's, which so is not blocked any more."""
         with self._lock:

@@ -1,6 +1,6 @@
 """A rank's tie to its session through the coordinator: two threads, and the way out.
 
-`headrace-control` reports progress every second, which is also the rank's sign of life. `headrace-watch` reads the
+`headrace-control` reports progress every second or two, which is also the rank's sign of life. `headrace-watch` reads the
 lane tables and passes them to the intake. Both carry the session's descriptor, so that a store that lost it is healed. A
 coordinator that is down is tolerated: batches go on flowing from the workers, and the loss and the return are logged once.
 What ends the session (superseded, rank claimed) is passed to the intake, whose `take` raises it to the trainer.
@@ -79,6 +79,7 @@ class SessionLink:
         self._report_now = threading.Event()
         self._recorded = threading.Condition()
         self._recorded_commit = 0
+        self._left_out = False
         self._ended: HeadraceError | None = None
         self._lost_since_s: float | None = None
         self._told_wait_s: float | None = None
@@ -160,7 +161,14 @@ class SessionLink:
                 self.close()
             elif self._ended is None:
                 self._tell_slow_wait()
-                self._report_once()
+                if self._due():
+                    self._report_once()
+
+    def _due(self) -> bool:
+        """Every other report is left out while all is well and only counts have grown: a wake-up costs more than its work."""
+        calm = self._lost_since_s is None and not self._progress.pressing(self._recorded_commit)
+        self._left_out = calm and not self._left_out
+        return not self._left_out
 
     def _report_once(self) -> None:
         try:

@@ -221,11 +221,17 @@ class Arrivals:
     def release(self, next_index: int) -> list[Arrival]:
         """All indexes below `next_index` are done with; returns those that were here. A lower number changes nothing."""
         self.next = max(self.next, next_index)
-        gone = sorted(index for index in self._known if index < self.next)
+        released = []
+        for index in sorted(self._known):
+            if index >= self.next:
+                break
+            arrival = self._known.pop(index).arrival
+            if arrival is not None:
+                released.append(arrival)
         for withheld in self._withheld.values():
             if withheld:
                 withheld.difference_update([index for index in withheld if index < self.next])
-        return [known.arrival for known in map(self._known.pop, gone) if known.arrival is not None]
+        return released
 
     def get(self, index: int) -> Arrival | Failure | None:
         """The batch, or why it cannot be made (as long as that was said under the newest token), or None: still awaited."""
