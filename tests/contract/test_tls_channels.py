@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 
 from headrace.client.fetch_stream import Stream
 from headrace.client.rpc import CoordinatorRpc
 from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, PeerGone, ProtocolMismatch
 from headrace.core.job import Endpoint
 from headrace.testing.certificates import Authority, mount
+from headrace.testing.null_producer import NullProducer
 from headrace.wire.calls import Calls
 from headrace.wire.gen import coordinator_service_pb2 as pb
-from headrace.wire.messages import PROTOCOL, Hello, Message
-from headrace.wire.tls import ClientTls, TlsFiles, open_channel
+from headrace.wire.messages import PROTOCOL, Hello, Message, Ready
+from headrace.wire.tls import ClientTls, ServerTls, TlsFiles, open_channel
 from headrace.worker.engines import registry
 from headrace.worker.lease_loop import Identity, LeaseLoop
 from headrace.worker.producer import Limits, Producer
+from headrace.worker.rank_port import RankRegister
+from headrace.worker.serve_grpc import GrpcServer
 from headrace.worker.sources.sharded import open_source
 from headrace.worker.stats import WorkerStats
 from headrace.worker.tools import Toolbox
 from headrace.worker.work import Sessions
 
 DEADLINE_S = 20.0
+SHAPE = (4, 33, 31, 3)
 OURS, OTHERS = Authority("ours"), Authority("others")
 GOOD = {**OURS.issue()}
 
@@ -120,34 +125,43 @@ def by_fetcher(address: str, calls: Calls) -> HeadraceError:
     return asyncio.run(run())
 
 
-def by_worker(address: str, calls: Calls) -> HeadraceError:
-    """A worker calls a coordinator; what it says is in its log."""
-
-    async def run() -> HeadraceError:
-        engine, sessions, stats = registry.create("null", 1), Sessions(), WorkerStats(_registry())
-        producer = Producer("w0", engine.fingerprint, sessions, stats, Limits(1, 1 << 20, 10.0))
-        identity = Identity(Endpoint("w0", "i", "node", "127.0.0.1:1", ""), engine, 1)
-        toolbox = Toolbox(engine, open_source)
-        loop = LeaseLoop([address], identity, sessions=sessions, producer=producer, toolbox=toolbox, stats=stats, calls=calls)
-        with structlog.testing.capture_logs() as logged:
-            for _ in range(5):  # the first may time out on a slow machine
-                assert not await loop.beat()
-                told = next(line for line in logged if line["event"] == "heartbeat_unanswered")
-                if told["error"].code != "wait_timeout":
-                    break
+@asynccontextmanager
+async def heartbeats(address: str, calls: Calls) -> AsyncIterator[LeaseLoop]:
+    """A worker's heartbeats."""
+    engine, sessions, stats = registry.create("null", 1), Sessions(), WorkerStats(CollectorRegistry())
+    producer = Producer("w0", engine.fingerprint, sessions, stats, Limits(1, 1 << 20, 10.0))
+    identity = Identity(Endpoint("w0", "i", "node", "127.0.0.1:1", ""), engine, 1)
+    toolbox = Toolbox(engine, open_source)
+    loop = LeaseLoop([address], identity, sessions=sessions, producer=producer, toolbox=toolbox, stats=stats, calls=calls)
+    try:
+        yield loop
+    finally:
         await loop.close()
         await toolbox.close()
         producer.close()
         engine.close()
-        return type(told["error"])(f"{told['error'].message}; {told['why']}")
+
+
+async def failure_of(loop: LeaseLoop) -> HeadraceError:
+    """What a heartbeat's failure is told by, in the log; the first may time out on a slow machine."""
+    for _ in range(5):
+        loop._tell_from_s = 0.0
+        with structlog.testing.capture_logs() as logged:
+            assert not await loop.beat()
+        told = next(line for line in logged if line["event"] == "heartbeat_unanswered")
+        if told["error"].code != "wait_timeout":
+            break
+    return type(told["error"])(f"{told['error'].message}; {told['why']}")
+
+
+def by_worker(address: str, calls: Calls) -> HeadraceError:
+    """A worker calls a coordinator."""
+
+    async def run() -> HeadraceError:
+        async with heartbeats(address, calls) as loop:
+            return await failure_of(loop)
 
     return asyncio.run(run())
-
-
-def _registry() -> object:
-    from prometheus_client import CollectorRegistry
-
-    return CollectorRegistry()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -197,6 +211,84 @@ def test_a_trainers_channel_follows_its_certificate(tmp_path: Path) -> None:
         with pytest.raises(ProtocolMismatch, match="no such call"):
             rpc.call("OpenJob", pb.OpenJobRequest())
         rpc.close()
+
+
+async def test_a_workers_channel_follows_its_certificate(tmp_path: Path) -> None:
+    with serving(FAULTS["none_mutual"]) as address:
+        files = mount(tmp_path, {**OTHERS.issue(), "ca.crt": OURS.pem})
+        async with heartbeats(address, Calls(ClientTls(files))) as loop:
+            assert "refuses the client certificate" in str(await failure_of(loop))
+            mount(tmp_path, OURS.issue())
+            assert (await failure_of(loop)).code == "protocol_mismatch"  # the server has no such call: it was reached
+
+
+@pytest.mark.parametrize("mutual", [False, True], ids=["server", "mutual"])
+async def test_streams_go_on_while_the_server_takes_a_new_certificate(tmp_path: Path, mutual: bool) -> None:
+    """The authority changes, too: who still has the old one is served on, and cannot connect anew."""
+    old, new = Authority("old"), Authority("new")
+    told: list[str] = []
+    tls = ServerTls(mount(tmp_path / "server", old.issue()), require_client=mutual, on_reload=told.append)
+    register = RankRegister(NullProducer(SHAPE), worker="w0")
+    server = GrpcServer(register, "127.0.0.1:0", credentials=tls.grpc_credentials())
+    await server.start()
+    before, after = (Calls(ClientTls(mount(tmp_path / who, ca.issue()))) for who, ca in (("old", old), ("new", new)))
+    address = f"127.0.0.1:{server.port}"
+    try:
+        async with batches_of(address, before, rank=0) as stream:
+            assert [await stream.taken(index) for index in range(5)] == [0, 1, 2, 3, 4]
+            mount(tmp_path / "server", new.issue())
+            async with batches_of(address, after, rank=1) as newer:
+                assert await newer.taken(0) == 0
+                assert [await stream.taken(index) for index in range(5, 30)] == list(range(5, 30))
+                mount(tmp_path / "server", {**new.issue(), "tls.key": b"half written"})
+                async with batches_of(address, after, rank=2) as third:
+                    assert await third.taken(0) == 0
+            async with batches_of(address, before, rank=3) as late:
+                assert "is not signed by" in (await late.ended()).message
+            assert await stream.taken(30) == 30
+    finally:
+        await server.close(0.0)
+    assert told == ["ok", "refused"]
+
+
+class Batches:
+    """A fetcher's stream whose READY messages are noted."""
+
+    def __init__(self, address: str, calls: Calls, rank: int) -> None:
+        hello = Hello(PROTOCOL, "job", 0, rank, "n", 0, 3)
+        self._stream = Stream(1, address, "w0", hello, self._deliver, calls=calls)
+        self._ready: asyncio.Queue[int] = asyncio.Queue()
+        self._task = asyncio.create_task(self._stream.run())
+
+    async def _deliver(self, _: Stream, message: Message) -> None:
+        if isinstance(message, Ready):
+            await self._ready.put(message.index)
+
+    async def taken(self, index: int) -> int:
+        """The next index that came; all up to it are released."""
+        async with asyncio.timeout(DEADLINE_S):
+            found = await self._ready.get()
+        self._stream.send_next(index + 1)
+        return found
+
+    async def ended(self) -> HeadraceError:
+        """Why it ended."""
+        async with asyncio.timeout(DEADLINE_S):
+            return await self._task
+
+    async def close(self) -> None:
+        """End it."""
+        self._stream.cancel()
+        await self._task
+
+
+@asynccontextmanager
+async def batches_of(address: str, calls: Calls, rank: int) -> AsyncIterator[Batches]:
+    made = Batches(address, calls, rank)
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 def test_a_channel_without_tls_files_is_refused_when_it_is_made(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ log = structlog.get_logger()
 HEADER = "authorization"
 MIN_CHARS = 16
 MAX_CHARS = 512
-_TOKEN = re.compile(rf"[\x21-\x7e]{{{MIN_CHARS},{MAX_CHARS}}}")
+# No comma: between it and us proxies may join several headers into one.
+_TOKEN = re.compile(rf"[\x21-\x2b\x2d-\x7e]{{{MIN_CHARS},{MAX_CHARS}}}")
 _MAX_FILE_BYTES = 16384
 
 Metadata = tuple[tuple[str, str], ...]
@@ -101,8 +102,8 @@ def _parsed(name: str, text: str) -> tuple[str, ...]:
     tokens = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not 1 <= len(tokens) <= MAX_TOKENS or not all(_TOKEN.fullmatch(token) for token in tokens):
         raise ConfigInvalid(
-            f"{name} must hold 1 to {MAX_TOKENS} tokens, one a line, each {MIN_CHARS} to {MAX_CHARS} visible ASCII characters; "
-            "`openssl rand -hex 32` makes one",
+            f"{name} must hold 1 to {MAX_TOKENS} tokens, one a line, each {MIN_CHARS} to {MAX_CHARS} visible ASCII characters "
+            "without commas; `openssl rand -hex 32` makes one",
             setting=name,
         )
     return tokens
@@ -115,7 +116,8 @@ def secret(name: str, text: str, path: str) -> Secret | None:
 
 def shown(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, ...]:
     """The tokens that a call carries, at most MAX_TOKENS."""
-    found = (value for key, value in metadata or () if key == HEADER and isinstance(value, str))
+    values = (value for key, value in metadata or () if key == HEADER and isinstance(value, str))
+    found = (part.strip() for value in values for part in value.split(","))
     return tuple(value[7:].strip() for value in found if value[:7].lower() == "bearer ")[:MAX_TOKENS]
 
 

@@ -26,7 +26,16 @@ def test_a_file_is_read_again_and_may_hold_the_old_token_too(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"short", b"two words of a token here", b"x" * 600, b"\n".join([b"y" * 20] * 5), b"\xff" * 20]
+    "content",
+    [
+        b"",
+        b"short",
+        b"two words of a token here",
+        b"commas,of,a,token,here",
+        b"x" * 600,
+        b"\n".join([b"y" * 20] * 5),
+        b"\xff" * 20,
+    ],
 )
 def test_what_is_no_token_is_refused_at_first_and_overlooked_later(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
@@ -76,6 +85,7 @@ def test_what_a_call_carries() -> None:
     pairs = [("authorization", f"Bearer {OLD}"), ("other", "Bearer x"), ("authorization", f"bearer  {NEW} "), ("x-bin", b"\0")]
     assert shown(pairs) == (OLD, NEW)
     assert shown([("authorization", "Basic abc"), ("authorization", "")]) == ()
+    assert shown([("authorization", f"Bearer {OLD}, Bearer {NEW}")]) == (OLD, NEW)
     assert shown(None) == ()
     assert len(shown([("authorization", "Bearer x")] * 100)) == 4
 
