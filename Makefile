@@ -1,7 +1,7 @@
 # Everything a person needs, from an empty clone: `make demo`, `make test`. The work is done by small scripts in tools/.
 # Only make, a shell and Python >= 3.11 are assumed; PYTHON=/path/to/python chooses one.
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos lint format proto clean
+.PHONY: help demo test chaos soak lint format proto clean
 BIN := .venv/bin
 
 help: ## Print this list
@@ -21,6 +21,10 @@ chaos: ## Break a fleet of real processes at random for MINUTES=5, and audit eac
 	@tools/setup.sh test
 	@$(BIN)/python -m headrace.testing.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+soak: ## Train small epochs under faults for MINUTES=30 and see whether anything grows; report and picture in soak-out
+	@tools/setup.sh soak
+	@$(BIN)/python -m headrace.testing.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 lint: ## Check style, types, the direction of imports, and the protocol files
 	@tools/setup.sh test,lint
 	@tools/lint.sh
@@ -35,5 +39,5 @@ proto: ## Generate the protocol's Python code again from proto/
 	@$(BIN)/python -m headrace.wire.generate
 
 clean: ## Remove what the other targets made: .venv, caches, the demo's output
-	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-out dist build
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-out soak-out dist build
 	@find services tests -name __pycache__ -type d -prune -exec rm -rf {} +

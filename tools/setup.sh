@@ -39,7 +39,7 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
   exit 0
 fi
 case $extras in
-  demo) say "installing Headrace and what the demo needs into .venv (once, about a minute)" ;;
+  demo | soak) say "installing Headrace and what the $extras needs into .venv (once, about a minute)" ;;
   *) say "installing Headrace and what its tests need into .venv (once, some minutes: PyTorch and JAX are among it)" ;;
 esac
 .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[$extras]" ||

@@ -1,0 +1,116 @@
+"""The picture of a soak: one row a measure, minutes to the right, faults as ticks above."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from headrace.testing.soak.plan import FAULTS
+from headrace.testing.soak.run import Soaked
+from headrace.testing.soak.sampler import Series
+
+MIB: Final = 2.0**20
+# Colours that stay apart for all eyes (Okabe and Ito).
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_LIGHT: Final = "#BBBBBB"
+PANELS: Final[Sequence[tuple[str, str, float]]] = (
+    ("memory_bytes", "memory of its own\nMiB", MIB),
+    ("shared_bytes", "shared memory\nheld, MiB", MIB),
+    ("descriptors", "open\ndescriptors", 1.0),
+    ("threads", "threads", 1.0),
+)
+
+
+def save(path: Path, seen: Soaked, latencies: Series) -> None:
+    """Draw and write the PNG."""
+    figure = Figure(figsize=(13, 17), dpi=90, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: list[Axes] = list(figure.subplots(7, 1, sharex=True, height_ratios=[0.75, 1.5, 1, 1.2, 1.2, 1, 1.3]))
+
+    def minutes(times_s: Sequence[float]) -> list[float]:
+        return [(time_s - seen.begun_s) / 60 for time_s in times_s]
+
+    _faults(axes[0], seen, minutes)
+    for axis, (kind, label, unit) in zip(axes[1:5], PANELS, strict=True):
+        _processes(axis, seen, kind, unit, minutes)
+        axis.set_ylabel(label)
+    axes[1].legend(loc="upper center", bbox_to_anchor=(0.5, 1.22), ncols=7, frameon=False, fontsize=9)
+    _store(axes[5], seen.store, minutes)
+    _latency(axes[6], latencies, minutes)
+    for axis in axes:
+        axis.axvspan(0, minutes([seen.warm_until_s])[0], color="#F2F2F2", zorder=0)
+        axis.grid(axis="both", color="#E5E5E5", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("minutes (grey: warm-up, not judged)")
+    axes[-1].set_xlim(left=0)
+    figure.suptitle(
+        f"Soak of {seen.seconds / 60:.0f} minutes: {seen.faults.total()} faults, {seen.epochs_audited} epochs, "
+        f"{seen.jobs + 1} jobs. A leak is a line that goes up to the right.",
+        fontsize=13,
+    )
+    figure.savefig(path)
+
+
+def lasting(seen: Soaked) -> list[Series]:
+    """Processes that were there for most of the run, longest names last."""
+    longest = max((len(series.times_s) for series in seen.series), default=0)
+    return [series for series in seen.series if len(series.times_s) > 0.8 * longest]
+
+
+Minutes = Callable[[Sequence[float]], list[float]]
+
+
+def _faults(axis: Axes, seen: Soaked, minutes: Minutes) -> None:
+    kinds = [kind for kind in FAULTS if seen.faults[kind]]
+    for row, kind in enumerate(reversed(kinds)):
+        times = minutes([time_s for time_s, each in seen.marks if each == kind])
+        axis.plot(times, [row] * len(times), "|", color=COLOURS[1], markersize=8, markeredgewidth=1.6)
+    axis.set_yticks(range(len(kinds)), list(reversed(kinds)), fontsize=8)
+    axis.set_ylim(-0.7, len(kinds) - 0.3)
+    axis.set_title("faults", loc="left", fontsize=10)
+
+
+def _processes(axis: Axes, seen: Soaked, kind: str, unit: float, minutes: Minutes) -> None:
+    keep = lasting(seen)
+    others = [series for series in seen.series if series not in keep]
+    for number, series in enumerate(others):
+        label = "all others, as they come and go" if number == 0 else None
+        axis.plot(minutes(series.times_s), [v / unit for v in series.values[kind]], color=_LIGHT, linewidth=0.7, label=label)
+    for colour, series in zip(COLOURS, keep, strict=False):
+        axis.plot(
+            minutes(series.times_s), [v / unit for v in series.values[kind]], color=colour, linewidth=1.4, label=series.name
+        )
+    axis.set_ylim(bottom=0)
+
+
+def _store(axis: Axes, store: Series, minutes: Minutes) -> None:
+    times = minutes(store.times_s)
+    axis.plot(times, store.values.get("keys", []), color=COLOURS[0], label="keys (up to 5 a job, kept for 90 days)")
+    axis.plot(times, store.values.get("stray_keys", []), color=COLOURS[1], label="keys that are nobody's")
+    axis.set_ylabel("keys in\nthe store")
+    axis.set_ylim(bottom=0)
+    right = axis.twinx()
+    kib = [value / 1024 for value in store.values.get("lasting_bytes", [])]
+    right.plot(times, kib, color=COLOURS[2], label="KiB of fleet and lasting job (right)")
+    right.set_ylabel("KiB")
+    right.set_ylim(bottom=0)
+    right.spines["top"].set_visible(False)
+    lines, labels = axis.get_legend_handles_labels()
+    more, named = right.get_legend_handles_labels()
+    axis.legend(lines + more, labels + named, loc="upper left", frameon=False, fontsize=9, ncols=3)
+
+
+def _latency(axis: Axes, latencies: Series, minutes: Minutes) -> None:
+    times = minutes(latencies.times_s)
+    for colour, (kind, values) in zip(COLOURS, latencies.values.items(), strict=False):
+        milliseconds = [max(0.05, value * 1000) for value in values]
+        axis.plot(times, milliseconds, color=colour, marker="o", markersize=3, label=kind.removesuffix("_s"))
+    axis.set_yscale("log")
+    axis.set_ylabel("next() of the lasting\ntraining, by minute, ms")
+    if times:
+        axis.legend(loc="upper left", frameon=False, fontsize=9, ncols=3)
