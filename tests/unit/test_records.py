@@ -8,19 +8,21 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core import records
+from headrace.core import limits, records
 from headrace.core.job import Endpoint, JobSpec, StreamState
 from headrace.core.records import JobRecord, LaneRecord, LaneTrouble, RankRecord, SessionRecord, WorkerRecord
 
-number = st.integers(0, 2**53)
+number = st.integers(0, 2**53 - 1)
+world, lane_number = st.integers(1, limits.WORLD), st.integers(0, limits.LANES - 1)
+window, lane_count = st.integers(1, limits.WINDOW), st.integers(1, limits.LANES)
 text = st.text(max_size=8)
-state = st.builds(StreamState, number, number, number, number)
+state = st.builds(StreamState, number, number, number, world)
 pairs = st.lists(st.tuples(text, st.floats(0, 1e9)), max_size=3).map(tuple)
 ranks = st.builds(RankRecord, number, text, number, text, st.booleans(), st.none() | state, number, number, waits=pairs)
-troubles = st.lists(st.builds(LaneTrouble, number, text, number, st.floats(0, 1e9), st.booleans()), max_size=2).map(tuple)
+troubles = st.lists(st.builds(LaneTrouble, lane_number, text, number, st.floats(0, 1e9), st.booleans()), max_size=2).map(tuple)
 ranks = st.builds(replace, ranks, troubles=troubles)
 barred = st.lists(st.tuples(text, number, number, number), max_size=2).map(tuple)
-sessions = st.builds(SessionRecord, number, number, number, number, number, state, barred=barred)
+sessions = st.builds(SessionRecord, number, world, number, window, lane_count, state, barred=barred)
 workers = st.builds(
     WorkerRecord,
     st.builds(Endpoint, text, text, text, text, text),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.coordinator.store import Key, Loaded, Table
-from headrace.core import records
+from headrace.core import limits, records
 from headrace.core.events import Event, JobState, Join
 from headrace.core.join import slowest
+from headrace.core.record_check import reads
 from headrace.core.records import WorkerRecord
 
 
@@ -51,10 +52,19 @@ def decode(job: str, loaded: Loaded, workers: Mapping[str, WorkerRecord]) -> Job
         name=job,
         job=records.job_from_bytes(main["job"].data) if "job" in main else None,
         session=records.session_from_bytes(main["session"].data) if "session" in main else None,
-        lanes={int(field): records.lane_from_bytes(record.data) for field, record in lanes.items()},
-        ranks={int(field): records.rank_from_bytes(record.data) for field, record in ranks.items()},
+        lanes={number(field, limits.LANES): records.lane_from_bytes(record.data) for field, record in lanes.items()},
+        ranks={number(field, limits.WORLD): records.rank_from_bytes(record.data) for field, record in ranks.items()},
         workers=workers,
     )
+
+
+@reads("numbered")
+def number(text: str | bytes, bound: int = limits.COUNT_BOUND) -> int:
+    """The number that names a record. Raises RecordInvalid for another text."""
+    found = int(text) if len(text) <= 20 else bound
+    if not 0 <= found < bound:
+        raise ValueError(f"{text!r} is no number below {bound}")
+    return found
 
 
 def differences(old: JobState, new: JobState) -> tuple[dict[Key, bytes | None], bool]:

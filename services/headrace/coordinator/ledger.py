@@ -21,7 +21,7 @@ from headrace.coordinator.job_tables import decode, differences, job_table, last
 from headrace.coordinator.quarantine import Quarantine
 from headrace.coordinator.store import Key, Loaded, Store, Stored, Table
 from headrace.core import records
-from headrace.core.errors import HeadraceError, StoreConflict, StoreUnavailable
+from headrace.core.errors import HeadraceError, RecordInvalid, StoreConflict, StoreUnavailable
 from headrace.core.events import (
     Effect,
     Event,
@@ -35,6 +35,7 @@ from headrace.core.events import (
     Rules,
     Tick,
 )
+from headrace.core.job import NAME_PATTERN
 from headrace.core.lease import beat
 from headrace.core.records import WorkerRecord, not_from_the_future
 from headrace.core.session_state import NEEDS, apply
@@ -231,7 +232,7 @@ class Ledger:
                 if workers[name] is not worker:  # the store's clock was put back; a heartbeat that came since goes before
                     key = Key(WORKERS, name)
                     await self._timed(self.store.commit({key: record.stamp}, {key: records.encode(workers[name])}))
-        jobs = frozenset(loaded.tables[JOBS])
+        jobs = frozenset(name for name in loaded.tables[JOBS] if NAME_PATTERN.fullmatch(name))
         self._indexed &= jobs
         return Fleet(loaded.now_us, workers, jobs)
 
@@ -239,10 +240,12 @@ class Ledger:
         """A worker's record; None, told once, where another version wrote what this one cannot read."""
         try:
             return records.worker_from_bytes(record.data) if record else None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except RecordInvalid as error:
             if record and self._unreadable.get(name) != record.stamp:
+                if len(self._unreadable) >= _MAX_REMEMBERED:
+                    self._unreadable.clear()
                 self._unreadable[name] = record.stamp
-                log.warning("worker_record_unreadable", worker=name, error=repr(error))
+                log.warning("worker_record_unreadable", worker=name, error=str(error))
             return None
 
     async def heartbeat(self, new: WorkerRecord, ttl_us: int) -> tuple[WorkerRecord | None, WorkerRecord]:

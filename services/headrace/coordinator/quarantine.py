@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.coordinator.job_tables import job_table
+import structlog
+
+from headrace.coordinator.job_tables import job_table, number
 from headrace.coordinator.store import Key, Store, Stored
 from headrace.core.errors import StoreConflict
 from headrace.core.events import BadSample
@@ -23,6 +25,9 @@ MAX_BAD_SAMPLES = 10_000
 BEYOND = "beyond"
 _ATTEMPTS = 20
 _PAUSE_S = 0.005
+_NAMED = 20
+
+log = structlog.get_logger()
 
 Timed = Callable[[Awaitable[Any]], Awaitable[Any]]
 
@@ -85,6 +90,7 @@ class Quarantine:
             if new:
                 items = {str(s): _met(BadRecord(s, left[s][0].key, left[s][0].reason), left[s]).encode() for s in new}
                 await self._timed(self._store.add_once(table, items, MAX_BAD_SAMPLES))
+                _tell(job, [left[sample][0] for sample in new])
                 offered.update(new)
             elif written:
                 return
@@ -99,8 +105,20 @@ class Quarantine:
         table = job_table(job, "bad")
         found = (await self._timed(self._store.load({table: None}))).tables[table]
         beyond = found.get(BEYOND)
-        samples = [decode(int(field), record.data) for field, record in found.items() if field.isdigit()]
-        return Quarantined(tuple(sorted(samples, key=lambda bad: bad.sample)), int(beyond.data) if beyond else 0)
+        samples = [decode(number(field), record.data) for field, record in found.items() if field != BEYOND]
+        return Quarantined(tuple(sorted(samples, key=lambda bad: bad.sample)), number(beyond.data) if beyond else 0)
+
+
+def _tell(job: str, new: Sequence[BadSample]) -> None:
+    """One line for the samples of a report that are met for the first time; the list has those that it does not name."""
+    reasons = Counter(bad.reason for bad in new).most_common()
+    log.warning(
+        "bad_samples",
+        job=job,
+        new=len(new),
+        reasons=" ".join(f"{reason}={count}" for reason, count in reasons),
+        keys=[bad.key for bad in new[:_NAMED]],
+    )
 
 
 def _met(record: BadRecord, met: Sequence[BadSample]) -> BadRecord:

@@ -224,6 +224,14 @@ class StoreUnavailable(HeadraceError):
     grpc_status = "UNAVAILABLE"
 
 
+class RecordInvalid(HeadraceError):
+    """A record in the store cannot be read: damaged, or written by another version or by somebody else."""
+
+    code = "record_invalid"
+    retriable = True
+    grpc_status = "DATA_LOSS"
+
+
 class StoreConflict(HeadraceError):
     """A compare-and-set lost more often in a row than is plausible."""
 

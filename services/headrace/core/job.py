@@ -12,6 +12,7 @@ import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
+from headrace.core import limits
 from headrace.core.errors import SpecInvalid
 from headrace.core.pipeline_spec import PipelineSpec, shown
 
@@ -20,10 +21,19 @@ ShuffleMode = Literal["full", "none"]
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 ANY_FINGERPRINT = "any"
-MAX_ADDRESS_CHARS = 4096
-MAX_WORLD = 65536
+MAX_ADDRESS_CHARS = limits.ADDRESS_CHARS
+MAX_WORLD = limits.WORLD
 # Attempts lie below this: what Redis' scripts and JSON can count exactly.
-ATTEMPT_BOUND = 2**53
+ATTEMPT_BOUND = limits.COUNT_BOUND
+
+
+# What a coordinator fills in from the manifest, which has the same limits.
+_MOST = {
+    "samples": limits.SAMPLES,
+    "max_key_bytes": limits.KEY_BYTES,
+    "max_label_bytes": limits.LABEL_BYTES,
+    "label_width": limits.MULTI_CLASSES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,9 @@ class JobSpec:
             raise SpecInvalid(f"pipeline must be a PipelineSpec(ops=(...)), not {self.pipeline!r}", field="pipeline")
         if self.tail not in get_args(Tail):
             raise SpecInvalid(f"tail must be drop or pad, not {shown(self.tail)}", field="tail")
+        for name, most in _MOST.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise SpecInvalid(f"{name} must be from 0 to {most}, not {shown(getattr(self, name))}", field=name)
         if not -(2**63) <= self.seed < 2**63:
             raise SpecInvalid("seed must fit 64 bits", field="seed")
         if not 0 <= self.max_bad_share <= 1:

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from headrace.core.record_check import reads
+
 # Under `drop` a sample is not met in every epoch, so that spans have gaps. Beyond these the oldest become a number.
 MAX_SPANS = 16
 
@@ -53,8 +55,9 @@ class BadRecord:
 
 # A table of thousands is read again and again, and hardly any of it changes.
 @lru_cache(maxsize=16384)
+@reads("bad sample")
 def decode(sample: int, data: bytes) -> BadRecord:
-    """Read a record."""
+    """Read a record. Raises RecordInvalid."""
     key, reason, spans, earlier = json.loads(data)[:4]
     return BadRecord(sample, key, reason, tuple((first, last) for first, last in spans), earlier)
 

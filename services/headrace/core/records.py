@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from headrace.core.job import Endpoint, JobSpec, Session, Stop, StreamState
 from headrace.core.newest import newest
+from headrace.core.record_check import reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +186,17 @@ def _bar(incarnation: str, group: int, since_us: int, times: int = 1, *_: Any) -
 
 # Cached by their bytes: a tick every half second would otherwise parse what has not changed.
 @lru_cache(maxsize=256)
+@reads("job")
 def job_from_bytes(data: bytes) -> JobRecord:
-    """Read a JobRecord."""
+    """Read a JobRecord. Raises RecordInvalid."""
     fields = _known(JobRecord, json.loads(data))
     return JobRecord(JobSpec.from_dict(fields["spec"]), fields["opened_us"], tuple(fields.get("token_hashes", ())))
 
 
 @lru_cache(maxsize=256)
+@reads("session")
 def session_from_bytes(data: bytes) -> SessionRecord:
-    """Read a SessionRecord."""
+    """Read a SessionRecord. Raises RecordInvalid."""
     fields = _known(SessionRecord, json.loads(data))
     fields["fallback"] = _state(fields["fallback"])
     fields["barred"] = tuple(_bar(*entry) for entry in fields.get("barred", ()))
@@ -201,8 +204,9 @@ def session_from_bytes(data: bytes) -> SessionRecord:
 
 
 @lru_cache(maxsize=16384)
+@reads("lane")
 def lane_from_bytes(data: bytes) -> LaneRecord:
-    """Read a LaneRecord."""
+    """Read a LaneRecord. Raises RecordInvalid."""
     return LaneRecord(*json.loads(data)[: len(LaneRecord.__dataclass_fields__)])
 
 
@@ -215,8 +219,9 @@ def _worker(worker: WorkerRecord) -> str:
 
 
 @newest(_claimer, 4096)
+@reads("rank")
 def rank_from_bytes(data: bytes) -> RankRecord:
-    """Read a RankRecord."""
+    """Read a RankRecord. Raises RecordInvalid."""
     fields = _known(RankRecord, json.loads(data))
     fields["state"] = None if fields["state"] is None else _state(fields["state"])
     fields["waits"] = tuple((cause, seconds) for cause, seconds in fields["waits"])
@@ -227,8 +232,9 @@ def rank_from_bytes(data: bytes) -> RankRecord:
 
 
 @newest(_worker, 16384)
+@reads("worker")
 def worker_from_bytes(data: bytes) -> WorkerRecord:
-    """Read a WorkerRecord."""
+    """Read a WorkerRecord. Raises RecordInvalid."""
     fields = _known(WorkerRecord, json.loads(data))
     fields["endpoint"] = Endpoint(**_known(Endpoint, fields["endpoint"]))
     fields["ops"] = tuple(fields["ops"])

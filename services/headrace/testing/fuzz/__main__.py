@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from headrace.testing.fuzz.runner import attempt, run
+from headrace.testing.fuzz.runner import attempt, quiet, run
 from headrace.testing.fuzz.targets import all_targets
 
 
@@ -20,7 +20,8 @@ def main() -> int:
     parser.add_argument("--replay", type=Path, help="a saved input (hex), for one --target")
     parser.add_argument("--out", type=Path, default=Path("fuzz-out"), help="where failing inputs are saved")
     args = parser.parse_args()
-    targets = all_targets()
+    with quiet():
+        targets = all_targets()
     unknown = set(args.target or ()) - set(targets)
     if unknown or (args.replay and len(args.target or ()) != 1):
         parser.error(f"--target must be of {', '.join(sorted(targets))}" + ("; --replay needs exactly one" * (not unknown)))

@@ -7,6 +7,8 @@ without an end. Each input comes from (seed, target, number) alone, so that a ru
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 import signal
 import time
 import traceback
@@ -17,13 +19,16 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
+import structlog
+
 from headrace.core.errors import HeadraceError
 from headrace.testing.fuzz.measure import Unbounded, measured
 from headrace.testing.fuzz.mutate import Mutator, mutate
 
 MEASURE_EVERY = 16  # tracing costs some 20 times the call itself
 CPU_LIMIT_S = 20.0
-_TURN = 200
+MOST_FINDINGS = 8
+_TURN, _TURN_S = 500, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,13 @@ class Finding:
     data: bytes
     trace: str
 
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Where and of what kind: the same for inputs that break the same line."""
+        lines = self.trace.strip().splitlines()
+        files = [line for line in lines if line.startswith("  File ")]
+        return self.target, files[-1] if files else "", lines[-1].partition(":")[0]
+
     def save(self, folder: Path) -> Path:
         """Write the input as hex and return the file's path."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +91,17 @@ class Tally:
 
     executions: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Logs nothing meanwhile: hostile input is logged line by line."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def attempt(target: Target, data: bytes, measure: bool) -> Finding | None:
@@ -97,30 +120,38 @@ def attempt(target: Target, data: bytes, measure: bool) -> Finding | None:
     return None
 
 
-def run(
-    targets: Mapping[str, Target], seed: int, *, seconds: float = 0.0, executions: int = 0, most_findings: int = 5
-) -> Tally:
-    """All targets in turn, for so long or until each had so many executions. A target with findings enough rests."""
+def run(targets: Mapping[str, Target], seed: int, *, seconds: float = 0.0, executions: int = 0) -> Tally:
+    """All targets in turn, for so long (each gets the same share), or until each had so many executions.
+
+    A target with MOST_FINDINGS different ones rests.
+    """
     tally = Tally(dict.fromkeys(targets, 0))
-    found = dict.fromkeys(targets, 0)
-    until = time.monotonic() + seconds
-    while True:
-        active = [t for t in targets.values() if found[t.name] < most_findings]
-        if executions:
-            active = [t for t in active if tally.executions[t.name] < executions]
-        if not active or (seconds and time.monotonic() >= until):
-            return tally
-        for target in active:
-            first = tally.executions[target.name]
-            turn = min(_TURN, executions - first) if executions else _TURN
-            for number in range(first, first + turn):
-                finding = attempt(target, target.case(seed, number), number % MEASURE_EVERY == 0)
-                tally.executions[target.name] += 1
-                if finding is not None and finding.trace not in {other.trace for other in tally.findings}:
-                    tally.findings.append(finding)
-                    found[target.name] += 1
-                if seconds and time.monotonic() >= until:
-                    break
+    end = time.monotonic() + seconds if seconds else math.inf
+    active = list(targets.values())
+    with quiet():
+        while active and time.monotonic() < end:
+            for target in active:
+                most = executions - tally.executions[target.name] if executions else _TURN
+                turn_ends = min(end, time.monotonic() + _TURN_S) if seconds else math.inf
+                _take_turn(target, seed, tally, min(most, _TURN), turn_ends)
+            active = [target for target in active if not _done(target, tally, executions)]
+    return tally
+
+
+def _done(target: Target, tally: Tally, executions: int) -> bool:
+    found = sum(finding.target == target.name for finding in tally.findings)
+    return found >= MOST_FINDINGS or (executions > 0 and tally.executions[target.name] >= executions)
+
+
+def _take_turn(target: Target, seed: int, tally: Tally, most: int, end: float) -> None:
+    first = tally.executions[target.name]
+    for number in range(first, first + most):
+        finding = attempt(target, target.case(seed, number), number % MEASURE_EVERY == 0)
+        tally.executions[target.name] += 1
+        if finding is not None and finding.place not in {other.place for other in tally.findings}:
+            tally.findings.append(finding)
+        if time.monotonic() > end:
+            return
 
 
 @contextmanager

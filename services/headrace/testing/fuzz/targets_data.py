@@ -169,7 +169,7 @@ def _manifests() -> list[bytes]:
     for kind in ("int", "multi", "json"):
         index = _index(kind)
         shard = Shard("a.tar", 100, 5, "", "t", ".index/a.idx", len(index), hash_bytes(index))
-        manifest = Manifest("webdataset", kind, 4, 3, 5, 0, 16, 16, ("a", "b", "c"), (shard,), checksums=True)  # type: ignore[arg-type]
+        manifest = Manifest("webdataset", kind, 4, 3, 5, 0, 16, 16, ("a", "b", "c"), (shard,), checksums=True)
         made.append(manifest.content)
     folder = replace(Manifest.from_content(made[0], "x"), kind="folder", root="/data", classes=())
     return [*made, folder.content]
