@@ -305,7 +305,7 @@ def test_a_service_does_not_take_tokens_without_tls_from_other_machines(service:
 
 @pytest.mark.parametrize("arguments", [["--admin-token", "x"], ["--fleet-token=x"], ["--fleet_token", "x"]], ids=str)
 def test_a_token_on_a_command_line_is_refused(arguments: list[str]) -> None:
-    with pytest.raises(ConfigInvalid, match="must not be on a command line.*-file"):
+    with pytest.raises(ConfigInvalid, match=r"must not be on a command line.*-file"):
         load(CoordinatorSettings, arguments, "headrace coordinator")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import ssl
+import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from headrace.core.errors import ConfigInvalid
 from headrace.testing.certificates import Authority, mount
 from headrace.wire.certificate import validity
+from headrace.wire.secret import Secret
 from headrace.wire.tls import ClientTls, ServerTls, TlsFiles, read
 
 Content = dict[str, bytes]
@@ -130,13 +134,13 @@ def test_each_http_connection_is_made_with_the_newest_certificate(tmp_path: Path
     for _ in range(3):
         newer = authority.issue()
         mount(tmp_path, newer)
-        assert served_by(context, authority) == ssl.PEM_cert_to_DER_cert(newer["tls.crt"].decode())
+        assert served_by(context, authority.pem.decode()) == ssl.PEM_cert_to_DER_cert(newer["tls.crt"].decode())
 
 
-def served_by(context: ssl.SSLContext, authority: Authority) -> bytes | None:
+def served_by(context: ssl.SSLContext, authority: str) -> bytes | None:
     """The certificate that a client sees, over memory."""
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    trust.load_verify_locations(cadata=authority.pem.decode())
+    trust.load_verify_locations(cadata=authority)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = context.wrap_bio(to_server, to_client, server_side=True)
     client = trust.wrap_bio(to_client, to_server, server_hostname="localhost")
@@ -159,3 +163,18 @@ def test_the_certificates_of_tests_are_what_they_should_be(authority: Authority)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     names = x509.load_pem_x509_certificate(content["tls.crt"]).extensions.get_extension_for_class(x509.SubjectAlternativeName)
     assert names.value.get_values_for_type(x509.DNSName) == ["a.example"]
+
+
+def test_the_readmes_commands_make_files_that_work(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (commands,) = re.findall(r"```sh\n(mkdir -p secrets.*?)```", readme, re.DOTALL)
+    subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True, timeout=60, capture_output=True)
+    made = tmp_path / "secrets"
+    files = TlsFiles(str(made / "tls.crt"), str(made / "tls.key"), str(made / "ca.crt"))
+    context = ServerTls(files, require_client=True).http_context()
+    authority = (made / "ca.crt").read_text()
+    assert served_by(context, authority) == ssl.PEM_cert_to_DER_cert((made / "tls.crt").read_text())
+    for name in ("fleet", "admin", "job"):
+        assert len(Secret(name, path=str(made / f"{name}.token")).tokens[0]) == 64
