@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from headrace.coordinator import quarantine
 from headrace.coordinator.quarantine import Quarantine, Quarantined
@@ -76,12 +77,16 @@ async def test_replicas_that_note_the_same_samples_at_the_same_time_lose_none() 
 async def test_the_list_is_bounded_and_what_finds_no_room_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "MAX_BAD_SAMPLES", 10)
     bad = Quarantine(MemoryStore(), plain)
-    await bad.record("job", [met(sample, 0) for sample in range(8)])
-    await bad.record("job", [met(sample, 0, "empty") for sample in range(6, 14)])
-    await bad.record("job", [met(sample, 1) for sample in (3, 9, 13)])
+    with capture_logs() as told:
+        await bad.record("job", [met(sample, 0) for sample in range(8)])
+        await bad.record("job", [met(sample, 0, "empty") for sample in range(6, 14)])
+        await bad.record("job", [met(sample, 1) for sample in (3, 9, 13)])
     found = await bad.of("job")
     assert [record.sample for record in found.samples] == list(range(10))
     assert [record.count for record in found.samples] == [1, 1, 1, 2, 1, 1, 1, 1, 1, 2]
     assert (found.beyond, found.total) == (5, 17)
+    lines = [line for line in told if line["event"] == "bad_samples"]
+    assert [(line["new"], line["reasons"]) for line in lines] == [(8, "corrupt=8"), (6, "empty=6"), (1, "corrupt=1")]
+    assert lines[0]["keys"] == [f"key{sample}" for sample in range(8)]
     assert found.by_reason() == {"corrupt": 9, "empty": 3, "beyond": 5}
     assert await bad.of("other") == Quarantined((), 0)
