@@ -63,7 +63,7 @@ class Board:
         self._jobs: dict[str, JobState] = {}
         self._fleet = Fleet(0, {}, frozenset())
         self._wake = asyncio.Event()
-        self._woken: set[str] = set()
+        self._woken: dict[str, None] = {}  # in the order in which they were woken
         self._changed: dict[str, asyncio.Event] = {}
         self._passing = asyncio.Lock()
         self._passes = 0
@@ -112,7 +112,7 @@ class Board:
 
     def wake(self, job: str) -> None:
         """Have a pass look at a job soon."""
-        self._woken.add(job)
+        self._woken[job] = None
         self._wake.set()
 
     async def refresh(self, job: str | None = None) -> None:
@@ -120,7 +120,7 @@ class Board:
         async with self._passing:
             self._fleet = await self._ledger.fleet()
             self._look(self._fleet.now_us)
-            names = self._due() if job is None else {job}
+            names = sorted(self._due()) if job is None else [job]
             gate = asyncio.Semaphore(_JOBS_AT_ONCE)
             results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
             _tell_failures(dict(zip(names, results, strict=True)))
@@ -146,7 +146,9 @@ class Board:
     async def _forget(self) -> None:
         await self._ledger.forget_workers(self._fleet, _FORGET_WORKERS_US)
         before_us = self._fleet.now_us - self._keep_us
-        found = [name for name in self._fleet.jobs if name not in self._jobs or last_used_us(self._jobs[name]) < before_us]
+        found = [
+            name for name in sorted(self._fleet.jobs) if name not in self._jobs or last_used_us(self._jobs[name]) < before_us
+        ]
         now_us = self._clock_us()
         self._old_since_us = {name: self._old_since_us.get(name, now_us) for name in found}
         old = [name for name, since_us in self._old_since_us.items() if now_us - since_us >= _FORGET_AFTER_US]
@@ -169,7 +171,7 @@ class Board:
                             await self._wake.wait()
                     self._wake.clear()
                     while self._woken:
-                        await self._pass_or_tell(self._woken.pop())
+                        await self._pass_or_tell(self._woken.popitem()[0])
         finally:
             await end(hints)
 

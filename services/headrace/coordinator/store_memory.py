@@ -16,7 +16,7 @@ class MemoryStore:
         self._clock_us = clock_us
         self._tables: dict[Table, dict[str, Stored]] = {}
         self._stamps: dict[Table, int] = {}
-        self._listeners: set[asyncio.Queue[str]] = set()
+        self._listeners: dict[asyncio.Queue[str], None] = {}  # in their order: runs of a simulation must be equal
 
     async def load(self, wanted: Mapping[Table, Sequence[str] | None]) -> Loaded:
         """See Store."""
@@ -53,12 +53,12 @@ class MemoryStore:
     async def hints(self) -> AsyncIterator[str]:
         """See Store."""
         queue: asyncio.Queue[str] = asyncio.Queue(maxsize=1000)
-        self._listeners.add(queue)
+        self._listeners[queue] = None
         try:
             while True:
                 yield await queue.get()
         finally:
-            self._listeners.discard(queue)
+            self._listeners.pop(queue, None)
 
     def forget(self, group: str) -> None:
         """See Store."""
