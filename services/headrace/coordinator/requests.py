@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from headrace.core import limits
 from headrace.core.batch import BAD_REASONS
 from headrace.core.errors import ProtocolMismatch, SpecInvalid
 from headrace.core.events import Adopt, BadSample, Join, Leave, Observe, Progress
@@ -13,12 +14,10 @@ from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.messages import check_protocol
 
-MAX_BAD_SAMPLES = 1000
+MAX_BAD_SAMPLES = limits.BAD_SAMPLES_A_REPORT
 _MAX_TEXT = 256
 MAX_KEY_CHARS = 4096  # as long as keys of an index may be: a key that is cut would exclude nothing
-_MAX_TROUBLES = 64
-_MAX_UNABLE = 1000
-_LARGEST = 2**53
+_LARGEST = limits.COUNT_BOUND
 _TOKEN = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
 
@@ -36,6 +35,9 @@ def join_of(request: pb.JoinSessionRequest) -> Join:
     """A claim."""
     check_protocol(request.protocol, "the trainer")
     check_id(request.id)
+    limits.at_most(request.epochs, _LARGEST - 1, "epochs", job=request.id.job)
+    limits.at_most(request.id.rank, limits.WORLD - 1, "rank", job=request.id.job)
+    limits.text(request.plan_hash, "a plan's hash", limits.NAME_CHARS, job=request.id.job)
     return Join(
         attempt=request.id.attempt,
         rank=request.id.rank,
@@ -59,10 +61,15 @@ def observe_of(request: pb.WatchSessionRequest) -> Observe:
 def progress_of(request: pb.ReportProgressRequest) -> Progress:
     """A report."""
     check_id(request.id)
-    if len(request.bad_samples) > MAX_BAD_SAMPLES or max(len(request.wait_by_cause), len(request.troubles)) > _MAX_TROUBLES:
-        raise ProtocolMismatch(
-            f"a report may carry {MAX_BAD_SAMPLES} bad samples, {_MAX_TROUBLES} causes and troubles", job=request.id.job
-        )
+    job = request.id.job
+    limits.at_most(len(request.bad_samples), MAX_BAD_SAMPLES, "bad samples in a report", job=job)
+    limits.at_most(len(request.wait_by_cause), limits.WAIT_CAUSES, "causes of waiting in a report", job=job)
+    limits.at_most(len(request.troubles), limits.TROUBLES, "troubles in a report", job=job)
+    seconds = (request.wait_s, request.elapsed_s, *(item.seconds for item in request.wait_by_cause))
+    if not all(0 <= value < _LARGEST for value in seconds):
+        raise ProtocolMismatch("seconds in a report must be from 0 to 2^53", job=job, rank=request.id.rank)
+    if max((item.lane for item in request.troubles), default=0) >= limits.LANES:
+        raise ProtocolMismatch(f"a trouble names a lane beyond {limits.LANES - 1}", job=job, rank=request.id.rank)
     unknown = next((bad.reason for bad in request.bad_samples if bad.reason not in BAD_REASONS), None)
     if unknown is not None:
         raise ProtocolMismatch(f"unknown reason of a bad sample: {unknown[:100]!r}", job=request.id.job)
@@ -70,8 +77,8 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
         raise ProtocolMismatch("a report may count bad samples by known reasons alone, each once", job=request.id.job)
     if max(request.samples, *(item.count for item in request.bad_counts), 0) >= _LARGEST:
         raise ProtocolMismatch("samples must be below 2^53", job=request.id.job, rank=request.id.rank)
-    if request.consumed >= _LARGEST:
-        raise ProtocolMismatch("consumed must be below 2^53", job=request.id.job, rank=request.id.rank)
+    if max(request.consumed, request.batches_remade) >= _LARGEST:
+        raise ProtocolMismatch("batches must be below 2^53", job=request.id.job, rank=request.id.rank)
     return Progress(
         attempt=request.id.attempt,
         rank=request.id.rank,
@@ -113,6 +120,24 @@ def worker_of(request: pb.HeartbeatRequest) -> WorkerRecord:
         raise ProtocolMismatch(
             "worker id and incarnation must be 1 to 100 of A-Z a-z 0-9 . _ -", worker=endpoint.worker[:_MAX_TEXT]
         )
+    for address, name, most in (
+        (endpoint.grpc, "a worker's grpc address", limits.HOST_PORT_CHARS),
+        (endpoint.socket, "a worker's socket path", limits.SOCKET_PATH_BYTES),
+        (endpoint.node, "a node's id", limits.TEXT_CHARS),
+    ):
+        limits.text(address, name, most, worker=endpoint.worker)
+    limits.at_most(len(request.ops), limits.ENGINE_OPS, "operations of an engine", worker=endpoint.worker)
+    for op in request.ops:
+        limits.text(op, "an operation's name", limits.NAME_CHARS, worker=endpoint.worker)
+    for count, what in (
+        (len(request.held), "sessions held"), (len(request.lagging), "lagging lanes"),
+        (len(request.unable_jobs), "unable jobs"),
+    ):  # fmt: skip
+        limits.at_most(count, limits.JOBS_A_WORKER, what, worker=endpoint.worker)
+    if not all(NAME_PATTERN.fullmatch(job) for job in (*request.unable_jobs, *(item.job for item in request.lagging))):
+        raise ProtocolMismatch("a job that a worker cannot open or lags in has no job's name", worker=endpoint.worker)
+    if max((item.lane for item in request.lagging), default=0) >= limits.LANES:
+        raise ProtocolMismatch(f"a lagging lane is beyond {limits.LANES - 1}", worker=endpoint.worker)
     lagging = ((item.job, item.lane, item.behind.ToMicroseconds() / 1e6) for item in request.lagging)
     return WorkerRecord(
         endpoint=endpoint,
@@ -123,7 +148,7 @@ def worker_of(request: pb.HeartbeatRequest) -> WorkerRecord:
         draining=request.draining,
         alive_until_us=0,
         lagging=tuple(lagging),
-        unable=tuple(sorted(set(request.unable_jobs)))[:_MAX_UNABLE],
+        unable=tuple(sorted(set(request.unable_jobs))),
     )
 
 

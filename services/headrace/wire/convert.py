@@ -10,14 +10,15 @@ import json
 from functools import lru_cache
 from typing import Any
 
+from headrace.core import limits
 from headrace.core.errors import ProtocolMismatch, SpecInvalid
 from headrace.core.job import ATTEMPT_BOUND, MAX_WORLD, Endpoint, JobSpec, LaneTable, Session, Stop, StreamState
 from headrace.core.job_token import MAX_TOKENS
 from headrace.core.pipeline_spec import shown
 from headrace.wire.gen import coordinator_service_pb2 as pb
 
-MAX_SPEC_CHARS = 1 << 20
-MAX_LANES = 6144
+MAX_SPEC_CHARS = limits.SPEC_CHARS
+MAX_LANES = limits.LANES
 TOKEN_HASH_CHARS = 64
 
 _INTEGERS = ("batch_size", "seed", "samples", "max_key_bytes", "max_label_bytes", "label_width")
@@ -80,6 +81,8 @@ def state_to_proto(state: StreamState) -> pb.StreamState:
 def state_from_proto(message: pb.StreamState) -> StreamState:
     """Read a resume state. Raises ProtocolMismatch on an impossible world."""
     _check_world(message.world)
+    if max(message.epoch, message.first, message.step) >= limits.COUNT_BOUND:
+        raise ProtocolMismatch("a state's epoch, first batch and step must be below 2^53")
     return StreamState(epoch=message.epoch, first=message.first, step=message.step, world=message.world)
 
 
@@ -101,7 +104,9 @@ def session_to_proto(session: Session) -> pb.Session:
 def session_from_proto(message: pb.Session) -> Session:
     """Read a session. Raises SpecInvalid for its job, ProtocolMismatch for impossible numbers."""
     _check_world(message.world)
-    if not 1 <= message.attempt < ATTEMPT_BOUND or message.window < 1 or not 1 <= message.lanes <= MAX_LANES:
+    numbers_fit = max(message.epoch, message.first, message.epochs) < limits.COUNT_BOUND
+    window_fits = 1 <= message.window <= limits.WINDOW and 1 <= message.lanes <= MAX_LANES
+    if not (1 <= message.attempt < ATTEMPT_BOUND and window_fits and numbers_fit):
         raise ProtocolMismatch(
             f"a session with attempt {message.attempt}, window {message.window}, {message.lanes} lanes is not one",
             job=message.job.name,
@@ -159,6 +164,9 @@ def lane_table_to_proto(table: LaneTable) -> pb.WatchSessionResponse:
 
 def lane_table_from_proto(message: pb.WatchSessionResponse) -> LaneTable:
     """Read a lane table. Raises ProtocolMismatch where lengths or owners do not fit one another."""
+    limits.at_most(len(message.owners), MAX_LANES, "lanes in a lane table")
+    limits.at_most(len(message.endpoints), MAX_LANES, "endpoints in a lane table")
+    limits.at_most(message.window, limits.WINDOW, "window in a lane table")
     endpoints = [endpoint_from_proto(item) for item in message.endpoints]
     if (
         len(message.owners) != len(message.tokens)

@@ -21,15 +21,15 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from headrace.core import limits
 from headrace.core.errors import Ids, ProtocolMismatch
 
 # major * 1000 + minor. A peer with the same major and a minor at most one lower is served.
 PROTOCOL = 2000
-MAX_CONTROL_BYTES = 256 * 1024
-# A message costs both ends some 0.2 ms whatever its size, and from 8 MiB on its copies leave the caches: see docs/dataplane.md.
-CHUNK_BYTES = 4 << 20
+MAX_CONTROL_BYTES = limits.MESSAGE_BYTES
+CHUNK_BYTES = limits.CHUNK_BYTES
 
 _HELLO, _NEXT, _WELCOME, _STARTED, _CHUNK, _READY, _FAILED, _REFUSE, _DRAIN = range(1, 10)
 _NEXT_S = struct.Struct("<BQ")
@@ -129,6 +129,8 @@ Message = Hello | Next | Welcome | Started | Chunk | Ready | Failed | Refuse | D
 
 _JSON_TYPES: dict[int, type] = {_HELLO: Hello, _WELCOME: Welcome, _FAILED: Failed, _REFUSE: Refuse}
 _JSON_CODES: dict[type, int] = {cls: code for code, cls in _JSON_TYPES.items()}
+# What is longer than a name or a short text; an error of another side may quote an address.
+_TEXTS = {"message": limits.ERROR_CHARS, "token": limits.TOKEN_CHARS}
 _FIELD_TYPES: dict[type, dict[str, type | tuple[type, ...]]] = {
     Hello: {
         "protocol": int,
@@ -161,12 +163,27 @@ def encode(message: Message) -> bytes:
         case Drain():
             return bytes([_DRAIN])
         case _:
+            if isinstance(message, Failed | Refuse):
+                message = _within_limits(message)
             return bytes([_JSON_CODES[type(message)]]) + json.dumps(asdict(message), separators=(",", ":")).encode()
 
 
 def next_message(index: int) -> bytes:
     """The bytes of NEXT: each batch sends one."""
     return _NEXT_S.pack(_NEXT, index)
+
+
+def _within_limits(message: Failed | Refuse) -> Failed | Refuse:
+    """An error as the other side takes it: what went wrong here must get through, whatever its text."""
+    ids: Ids = {}
+    for name, value in list(message.ids.items())[: limits.STATUS_IDS]:
+        small = isinstance(value, int) and -(2**63) <= value < 2**64
+        ids[_cut(name, limits.NAME_CHARS)] = value if small else _cut(str(value), limits.TEXT_CHARS)
+    return replace(message, message=_cut(message.message, limits.ERROR_CHARS), ids=ids)
+
+
+def _cut(value: str, most: int) -> str:
+    return value[:most].encode("utf-8", "replace").decode()
 
 
 def chunk_header(index: int, token: int, offset: int, length: int) -> bytes:
@@ -214,14 +231,26 @@ def _decode_json(cls: type[Message], text: bytes) -> Message:
         out_of_range = isinstance(value, int) and not 0 <= value < 2**64
         if not isinstance(value, kind) or isinstance(value, bool) or out_of_range:
             raise ProtocolMismatch(f"{cls.__name__}.{name} has a wrong type or range")
+        if isinstance(value, str):
+            limits.text(value, f"{cls.__name__}.{name}", _TEXTS.get(name, limits.TEXT_CHARS))
     if cls is Hello:
         have = fields["have"]
-        if len(have) > 65536 or not all(type(item) is int and 0 <= item < 2**64 for item in have):
+        if len(have) > limits.HAVE_INDEXES or not all(type(item) is int and 0 <= item < 2**64 for item in have):
             raise ProtocolMismatch("Hello.have must be indexes")
         fields["have"] = tuple(have)
-    if "ids" in fields and not all(isinstance(v, str | int) and not isinstance(v, bool) for v in fields["ids"].values()):
-        raise ProtocolMismatch(f"{cls.__name__}.ids must be texts or numbers")
+    if "ids" in fields:
+        _check_ids(cls.__name__, fields["ids"])
     return cls(**fields)
+
+
+def _check_ids(of: str, ids: dict[str, object]) -> None:
+    limits.at_most(len(ids), limits.STATUS_IDS, f"ids in {of}")
+    for name, value in ids.items():
+        limits.text(name, f"a name in {of}.ids", limits.NAME_CHARS)
+        if isinstance(value, str):
+            limits.text(value, f"{of}.ids", limits.ADDRESS_CHARS)
+        elif type(value) is not int or not -(2**63) <= value < 2**64:
+            raise ProtocolMismatch(f"{of}.ids must be texts or numbers")
 
 
 def check_protocol(peer: int, who: str) -> None:

@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError, Message
 from headrace.client.options import state_from_dict, state_to_dict
 from headrace.coordinator.store import Stored, Table
 from headrace.core.epoch_plan import check_plan
-from headrace.core.errors import HeadraceError, ProtocolMismatch
+from headrace.core.errors import HeadraceError, ProtocolMismatch, RecordInvalid
+from headrace.core.events import Tick
 from headrace.core.job import Endpoint, LaneTable, Session, StreamState
 from headrace.core.session_plan import SessionPlan
 from headrace.testing.fuzz.control_rig import BAD, Rig, heartbeat, rank_id, spec
@@ -74,6 +75,10 @@ class _Attack:
         with contextlib.suppress(HeadraceError):
             self.rig.run(self.rig.call(method, request))
         self.rig.run(self.rig.look())
+        try:
+            self.rig.run(self.rig.ledger.update(BAD, Tick(0)))
+        except RecordInvalid as error:  # what was accepted must be readable
+            raise AssertionError(str(error)) from error
 
     def record(self, data: bytes) -> None:
         """What somebody wrote over a record, or beside it: table, field, then the record."""
