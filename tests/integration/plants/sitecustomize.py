@@ -1,4 +1,4 @@
-"""Python runs this when it starts, where the folder is on PYTHONPATH: makes a real process leak, for the tests of the leak check.
+"""Python runs this at its start if the folder is on PYTHONPATH: a real process leaks, for the tests of the leak check.
 
 HEADRACE_TEST_PLANTS: JSON, a list of [kind, [words]]: processes whose command line has all the words leak that kind.
 """

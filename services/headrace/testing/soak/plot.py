@@ -9,6 +9,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from headrace.testing.soak.plan import FAULTS
 from headrace.testing.soak.run import Soaked
@@ -18,9 +19,14 @@ MIB: Final = 2.0**20
 # Colours that stay apart for all eyes (Okabe and Ito).
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LIGHT: Final = "#BBBBBB"
+_BY_NAME: Final = {
+    "p50_s": "half of the calls took less than this (p50)",
+    "p95_s": "19 of 20 did (p95)",
+    "p99_s": "99 of 100 did (p99: faults)",
+}
 PANELS: Final[Sequence[tuple[str, str, float]]] = (
-    ("memory_bytes", "memory of its own\nMiB", MIB),
-    ("shared_bytes", "shared memory\nheld, MiB", MIB),
+    ("memory_bytes", "anonymous\nmemory, MiB", MIB),
+    ("shared_bytes", "shared memory,\nMiB", MIB),
     ("descriptors", "open\ndescriptors", 1.0),
     ("threads", "threads", 1.0),
 )
@@ -30,7 +36,7 @@ def save(path: Path, seen: Soaked, latencies: Series) -> None:
     """Draw and write the PNG."""
     figure = Figure(figsize=(13, 17), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
-    axes: list[Axes] = list(figure.subplots(7, 1, sharex=True, height_ratios=[0.75, 1.5, 1, 1.2, 1.2, 1, 1.3]))
+    axes: list[Axes] = list(figure.subplots(7, 1, sharex=True, height_ratios=[0.8, 1.5, 1, 1.2, 1.2, 1, 1.3]))
 
     def minutes(times_s: Sequence[float]) -> list[float]:
         return [(time_s - seen.begun_s) / 60 for time_s in times_s]
@@ -39,18 +45,18 @@ def save(path: Path, seen: Soaked, latencies: Series) -> None:
     for axis, (kind, label, unit) in zip(axes[1:5], PANELS, strict=True):
         _processes(axis, seen, kind, unit, minutes)
         axis.set_ylabel(label)
-    axes[1].legend(loc="upper center", bbox_to_anchor=(0.5, 1.22), ncols=7, frameon=False, fontsize=9)
+    axes[1].legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=7, frameon=False, fontsize=9)
     _store(axes[5], seen.store, minutes)
     _latency(axes[6], latencies, minutes)
     for axis in axes:
         axis.axvspan(0, minutes([seen.warm_until_s])[0], color="#F2F2F2", zorder=0)
         axis.grid(axis="both", color="#E5E5E5", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[-1].set_xlabel("minutes (grey: warm-up, not judged)")
-    axes[-1].set_xlim(left=0)
+    axes[-1].set_xlabel("minutes (grey background: warm-up, not judged)")
+    axes[-1].set_xlim(0, seen.seconds / 60)
     figure.suptitle(
         f"Soak of {seen.seconds / 60:.0f} minutes: {seen.faults.total()} faults, {seen.epochs_audited} epochs, "
-        f"{seen.jobs + 1} jobs. A leak is a line that goes up to the right.",
+        f"{seen.jobs + 1} jobs. A leak would be a line that rises to the right.",
         fontsize=13,
     )
     figure.savefig(path)
@@ -90,7 +96,7 @@ def _processes(axis: Axes, seen: Soaked, kind: str, unit: float, minutes: Minute
 
 def _store(axis: Axes, store: Series, minutes: Minutes) -> None:
     times = minutes(store.times_s)
-    axis.plot(times, store.values.get("keys", []), color=COLOURS[0], label="keys (up to 5 a job, kept for 90 days)")
+    axis.plot(times, store.values.get("keys", []), color=COLOURS[0], label="keys: a few a job, kept for 90 days by design")
     axis.plot(times, store.values.get("stray_keys", []), color=COLOURS[1], label="keys that are nobody's")
     axis.set_ylabel("keys in\nthe store")
     axis.set_ylim(bottom=0)
@@ -102,15 +108,16 @@ def _store(axis: Axes, store: Series, minutes: Minutes) -> None:
     right.spines["top"].set_visible(False)
     lines, labels = axis.get_legend_handles_labels()
     more, named = right.get_legend_handles_labels()
-    axis.legend(lines + more, labels + named, loc="upper left", frameon=False, fontsize=9, ncols=3)
+    axis.legend(lines + more, labels + named, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, fontsize=9, ncols=3)
 
 
 def _latency(axis: Axes, latencies: Series, minutes: Minutes) -> None:
-    times = minutes(latencies.times_s)
+    times = [time - 0.5 for time in minutes(latencies.times_s)]
     for colour, (kind, values) in zip(COLOURS, latencies.values.items(), strict=False):
         milliseconds = [max(0.05, value * 1000) for value in values]
-        axis.plot(times, milliseconds, color=colour, marker="o", markersize=3, label=kind.removesuffix("_s"))
+        axis.plot(times, milliseconds, color=colour, marker="o", markersize=3, label=_BY_NAME[kind])
     axis.set_yscale("log")
-    axis.set_ylabel("next() of the lasting\ntraining, by minute, ms")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_ylabel("next(): ms,\nby minute")
     if times:
-        axis.legend(loc="upper left", frameon=False, fontsize=9, ncols=3)
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, fontsize=9, ncols=3)

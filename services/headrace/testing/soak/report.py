@@ -176,8 +176,9 @@ of {samples} samples in batches of {batch}, {bad} of them bad; beside it jobs th
 are killed, drained, paused and started again. After each round the faults stop, and counts must come back to their level."""
 _LEVELS = """## Levels between rounds
 
-At its last quiet moment each process must have the shared memory and the children that it had at its second one, exactly, and at
-most 4 descriptors and 8 threads more (pools, made when first needed): {compared} comparisons of a process with itself."""
+At its last quiet moment each process must have the shared memory and the children that it had at its second one, exactly,
+and at most 4 descriptors and 8 threads more (pools, made when first needed): {compared} comparisons of a process with
+itself."""
 _SLOPES = """## Slopes of the processes that lasted
 
 Theil-Sen slopes after warm-up (two rounds). A slope is a leak where it is above what is allowed, where its 99% bound is above

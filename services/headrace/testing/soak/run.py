@@ -33,6 +33,9 @@ END_DEADLINE_S = 90.0
 # Past a lease and a rank's ttl, so that lanes have moved and all that ends by itself has.
 REST_S = 4.0
 POLL_S = 0.1
+# With fewer there is nothing to compare: at the second quiet moment levels are noted.
+LEAST_ROUNDS = 4
+STORE_CONTENTS = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class _Run:
         self._probe = StoreProbe(fleet.cluster.store_url, LASTING)
         self._levels = Levels()
         self._digests: dict[tuple[int, int], str] = {}
-        self._last_leaks: dict[str, list[Leak]] = {}
+        self._last_leaks: dict[int, list[Leak]] = {}
         self.seen = Soaked(settings.seed)
 
     def all_rounds(self) -> None:
@@ -122,8 +125,8 @@ class _Run:
         sampler = Sampler(self._pids, StoreProbe(self._fleet.cluster.store_url, LASTING), settings.every_s)
         with sampler:
             self._wait(lambda: min(self._lasting.newest) >= 0, "the lasting training's first batch", END_DEADLINE_S)
-            while time.monotonic() < end_s:
-                self._round(plan_round(settings.seed, seen.rounds), end_s)
+            while time.monotonic() < end_s or seen.rounds < LEAST_ROUNDS:
+                self._round(plan_round(settings.seed, seen.rounds))
                 self._quiet()
                 seen.rounds += 1
                 self._tell(seen)
@@ -149,17 +152,16 @@ class _Run:
 
     # --- rounds ---------------------------------------------------------------------------------------------------------
 
-    def _round(self, plan: Round, end_s: float) -> None:
-        doing = self._faults.submit(self._inflict, plan.faults, end_s)
+    def _round(self, plan: Round) -> None:
+        doing = self._faults.submit(self._inflict, plan.faults)
         for visit in plan.visits:
             self._visit(visit)
         self._wait(doing.done, "the faults to be over", VISIT_DEADLINE_S)
         doing.result()
 
-    def _inflict(self, faults: tuple[Fault, ...], end_s: float) -> None:
+    def _inflict(self, faults: tuple[Fault, ...]) -> None:
         for fault in faults:
-            if time.monotonic() < end_s:
-                self._fleet.inflict(fault, self._lasting)
+            self._fleet.inflict(fault, self._lasting)
 
     def _visit(self, visit: Visit) -> None:
         self._visiting = training = self._training(visit.job)
@@ -197,17 +199,19 @@ class _Run:
         self.seen.levels_compared += self._levels.note(taken[-1])
         if self.seen.rounds == 1:
             self.seen.warm_until_s = time.monotonic()
-        names = {leak.process for leak in leaks}
-        living_names = set(taken[-1].processes)
-        self._last_leaks = {
-            name: old for name, old in self._last_leaks.items() if name not in living_names and name not in names
-        }
+        self._note(taken[-1], leaks)
+
+    def _note(self, taken: Measure, leaks: list[Leak]) -> None:
+        """Leaks count as they are at a process's last quiet moment; what came back is none."""
+        for process in taken.processes.values():
+            self._last_leaks.pop(process.pid, None)
         for leak in leaks:
-            self._last_leaks.setdefault(leak.process, []).append(leak)
+            pid = taken.processes[leak.process].pid if leak.process in taken.processes else 0
+            self._last_leaks.setdefault(pid, []).append(leak)
             log.warning("above_its_level", leak=str(leak), round=self.seen.rounds)
         _, stray = self._probe.look()
         if stray:
-            self._last_leaks["store"] = [Leak("store", "keys", 0, len(stray), ", ".join(stray[:5]))]
+            self._last_leaks[STORE_CONTENTS] = [Leak("store", "keys", 0, len(stray), ", ".join(stray[:5]))]
 
     def _end_lasting(self) -> None:
         epochs = self._lasting.end_soon()
