@@ -26,6 +26,8 @@ READ_THREADS = 8  # reads in flight on a disk; more than the cores, since they w
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
+# What may pass (no descriptor free, a file server that restarts) is tried again for some eight seconds, as with object stores.
+RETRY_DELAYS_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 def translate(error: OSError, path: Path) -> HeadraceError:
@@ -150,10 +152,16 @@ class LocalStorage:
         self._threads.shutdown(wait=False)
 
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args))
+        call, loop = partial(function, *args), asyncio.get_running_loop()
+        for delay_s in RETRY_DELAYS_S:
+            try:
+                return await loop.run_in_executor(self._threads, call)
+            except SourceUnavailable:
+                await asyncio.sleep(delay_s)
+        return await loop.run_in_executor(self._threads, call)
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run blocking work of a reader on this storage's threads."""
+        """Run blocking work of a reader on this storage's threads; again if it raises SourceUnavailable."""
         return await self._in_thread(function)
 
 
