@@ -44,6 +44,7 @@ class HandOver:
 
     def __init__(self, link: Link, rank: int, progress: Progress) -> None:
         self._link = link
+        self._intake = link.intake
         self._rank = rank
         self._progress = progress
         self._clocks: dict[tuple[str, bool], ClockOffset] = {}
@@ -87,7 +88,7 @@ class HandOver:
         start_s = time.monotonic()
         self._progress.wait_begins(start_s)
         try:
-            return self._arrived(index, self._link.intake.take(index, deadline_s))
+            return self._arrived(index, self._intake.take(index, deadline_s))
         except BaseException:
             self._progress.wait_ends(time.monotonic())
             raise
@@ -98,7 +99,7 @@ class HandOver:
     def peek(self, index: int) -> Arrived | None:
         """A batch if it is here already; None if not, and where asking failed, since the error then comes from `wait`."""
         try:
-            return self._arrived(index, self._link.intake.take(index, 0.0))
+            return self._arrived(index, self._intake.take(index, 0.0))
         except HeadraceError:
             # Not there yet, or failed; the latter is not lost: `wait` asks for the same index and raises it to the trainer.
             return None
@@ -130,7 +131,7 @@ class HandOver:
 
     def release(self, next_index: int) -> None:
         """All slots below `next_index` go back."""
-        self._link.intake.release(next_index)
+        self._intake.release(next_index)
 
     def _explain(self, taken: TakenSlot, worker: str) -> Mapping[str, float]:
         shared = self._link.shares_clock(worker)

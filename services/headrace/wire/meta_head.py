@@ -58,7 +58,7 @@ def read_head(data: bytearray) -> MetaHead:
     """The head. Raises ProtocolMismatch where `data` has no room for it and the arrays that it announces."""
     if len(data) < HEAD_BYTES:
         raise ProtocolMismatch(f"batch meta of {len(data)} bytes is too short for its head")
-    head = MetaHead._make(HEAD.unpack_from(data))
+    head = tuple.__new__(MetaHead, HEAD.unpack_from(data))  # as _make does, without its frame
     if not 0 < head.samples <= _MAX_SAMPLES or head.label_kind > ROWS or texts_at(head) > len(data):
         raise ProtocolMismatch(
             f"batch meta of {len(data)} bytes does not hold {head.samples} samples with labels of kind {head.label_kind}",

@@ -46,7 +46,7 @@ _MOST_REJECTS = 3
 _MOST_STAMPS = 100
 _MOST_WORKERS_NAMED = 1000  # in the status; the oldest go first
 # So long may messages lie unread while nobody waits for a batch: a worker's end is then noticed that much later.
-_REST_S = 0.25
+_REST_S = 0.5
 _HUNGRY_S = 0.05  # after a wait the next is likely
 
 
@@ -128,7 +128,7 @@ class ThreadIntake:
     def take(self, index: int, deadline_s: float) -> TakenSlot:
         """See Intake. deadline_s: longest wait in seconds; 0 asks only. An index may be taken again until it is released."""
         start_s = time.monotonic()
-        with self._changed:
+        with self._lock:
             noted = index in self._taken or self._connections.look(index, start_s)
             taken = self._find(index, told=deadline_s > 0)
             if taken is None and not noted:
@@ -156,9 +156,9 @@ class ThreadIntake:
             if next_index <= self._arrivals.next:
                 return
             self._arrivals.release(next_index)
-            for index in [index for index in self._taken if index < next_index]:
-                del self._taken[index]
-                if self._rejects:
+            for index in list(self._taken):
+                if index < next_index:
+                    del self._taken[index]
                     self._rejects.pop(index, None)
             for slab in self._links.slabs.values():
                 slab.take_back(next_index)

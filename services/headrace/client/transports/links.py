@@ -195,11 +195,11 @@ class Links:
         sent = True
         if self._arrivals.next > self._sent_next:
             self._sent_next = self._arrivals.next
-            self.fetch.send_next(self._sent_next)
             for link in self.local.values():
-                link.send_next(self._sent_next)
-                sent = sent and not link.wants_write
-        return sent and not self.fetch.wants_write
+                sent = link.send_next(self._sent_next) and sent
+            if self.fetch.host is not None:
+                self.fetch.send_next(self._sent_next)
+        return sent and (self.fetch.host is None or not self.fetch.wants_write)
 
     def watch_writes(self) -> None:
         """Have the selector wake when what waits can be sent."""

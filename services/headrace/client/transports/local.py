@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 from collections.abc import Iterator
 
 from headrace.client.transports.mapping import Slab, map_slab
+from headrace.core import limits
 from headrace.core.errors import PeerGone, ProtocolMismatch
+from headrace.telemetry.socket_trust import check_peer, distrusted, trusted_owners
 from headrace.wire import messages
 from headrace.wire.messages import Hello, Message, Welcome
 
 _MESSAGES_A_CALL = 64  # then the other links have their turn
-_MAX_FDS = 8
+_MAX_FDS = limits.DESCRIPTORS
 _FD = struct.Struct("i")
 
 
 class LocalLink:
     """One connection. Used under the intake's lock, by any thread; never blocks.
 
-    Raises OSError from the constructor if the worker cannot be reached. slab: None until WELCOME came.
+    Raises OSError from the constructor if the worker cannot be reached or may be somebody else. slab: None until WELCOME came.
     """
 
     rung = "shm"
@@ -33,7 +36,11 @@ class LocalLink:
         self._buffer = bytearray(messages.MAX_CONTROL_BYTES)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
+            owners = trusted_owners()
+            if reason := distrusted(os.path.dirname(path), owners):  # noqa: PTH120 - a text, as the coordinator has it
+                raise PermissionError(errno.EACCES, reason)
             self.socket.connect(path)
+            check_peer(self.socket, owners)  # before it hears our token
             self.socket.send(messages.encode(hello))
         except BaseException:
             self.socket.close()
@@ -44,22 +51,21 @@ class LocalLink:
         """True while a NEXT waits for room in the socket."""
         return self._unsent is not None
 
-    def send_next(self, index: int) -> None:
-        """Tell the worker what is released. A worker that does not read gets the newest number later."""
-        self._unsent = index
-        self.flush()
+    def send_next(self, index: int) -> bool:
+        """Tell the worker what is released. False if it has no room: it gets the newest number later."""
+        self._unsent = None
+        try:
+            self.socket.send(messages.next_message(index))
+        except BlockingIOError:
+            self._unsent = index
+        except OSError:
+            pass  # the connection is over: reading says so, after what came before
+        return self._unsent is None
 
     def flush(self) -> None:
         """Send what waits."""
-        if self._unsent is None:
-            return
-        try:
-            self.socket.send(messages.next_message(self._unsent))
-        except BlockingIOError:
-            return
-        except OSError:
-            pass  # the connection is over: reading says so, after what came before
-        self._unsent = None
+        if self._unsent is not None:
+            self.send_next(self._unsent)
 
     def receive(self) -> Iterator[Message]:
         """The messages that are there. Raises PeerGone at the end of the connection, ProtocolMismatch on anything malformed."""
@@ -110,4 +116,5 @@ class LocalLink:
             generation=welcome.generation,
             transport=self.rung,
             who=f"worker {self.worker}",
+            foreign=True,
         )

@@ -11,6 +11,7 @@ import mmap
 import os
 from dataclasses import dataclass, field
 
+from headrace.core import limits
 from headrace.core.errors import ProtocolMismatch, TransportUnavailable
 from headrace.telemetry.memory import available_bytes
 from headrace.wire.slot_format import PAGE, PIXEL_OFFSET
@@ -18,7 +19,8 @@ from headrace.wire.slot_format import PAGE, PIXEL_OFFSET
 # Not in Python's fcntl module before 3.12.
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
-MAX_SLAB_BYTES = 1 << 40
+_F_SEAL_WRITE, _F_SEAL_FUTURE_WRITE = 8, 16
+MAX_SLAB_BYTES = limits.SLAB_BYTES
 
 
 @dataclass(slots=True)
@@ -47,7 +49,9 @@ class Slab:
 
     def take_back(self, below: int) -> None:
         """End the views of indexes below a number, so far as no array of the trainer hangs on them."""
-        for index in [index for index in self._views if index < below]:
+        for index in list(self._views):
+            if index >= below:
+                continue
             try:
                 self._views[index].release()
             except BufferError:  # an array made from it is still referenced; closing waits for that
@@ -66,20 +70,28 @@ class Slab:
         return True
 
 
-def map_slab(fd: int, number: int, *, slots: int, slot_bytes: int, generation: int, transport: str, who: str) -> Slab:
+def map_slab(
+    fd: int, number: int, *, slots: int, slot_bytes: int, generation: int, transport: str, who: str, foreign: bool = False
+) -> Slab:
     """Map a producer's descriptor read-only. The descriptor stays the caller's to close.
 
-    Raises ProtocolMismatch if it does not hold what `who` says, or could be truncated later: reading would then kill us.
+    Raises ProtocolMismatch if it does not hold what `who` says, or could be truncated later: reading would then kill us. So
+    would pages that are missing, or that are taken away: another process's memory (foreign) has them all, and its seal
+    against writing by others also keeps everyone from punching holes into it.
     """
     if slots < 1 or slot_bytes < PIXEL_OFFSET or slot_bytes % PAGE or slots * slot_bytes > MAX_SLAB_BYTES:
         raise ProtocolMismatch(f"{who} announces a slab of {slots} slots of {slot_bytes} bytes: impossible", worker=who)
-    size = os.fstat(fd).st_size
-    if size < slots * slot_bytes:
-        raise ProtocolMismatch(f"the slab of {who} has {size} bytes, not {slots} slots of {slot_bytes}", worker=who)
+    found = os.fstat(fd)
+    if found.st_size < slots * slot_bytes:
+        raise ProtocolMismatch(f"the slab of {who} has {found.st_size} bytes, not {slots} slots of {slot_bytes}", worker=who)
     try:
         seals = fcntl.fcntl(fd, _F_GET_SEALS)
         if not seals & _F_SEAL_SHRINK:
             raise ProtocolMismatch(f"the slab of {who} is not sealed against shrinking: it is not read", worker=who)
+        if foreign and not seals & (_F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE):
+            raise ProtocolMismatch(f"the slab of {who} is not sealed against writing: it is not read", worker=who)
+        if foreign and found.st_blocks * 512 < slots * slot_bytes:
+            raise ProtocolMismatch(f"the slab of {who} has memory for {found.st_blocks * 512} of its bytes only", worker=who)
         memory = mmap.mmap(fd, slots * slot_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     except OSError as error:
         raise ProtocolMismatch(f"the slab of {who} cannot be mapped: {error}", worker=who) from error
