@@ -32,6 +32,7 @@ from headrace.wire import messages, slot_format
 from headrace.wire.batch_meta import encode_meta
 
 NODE = "node-a"
+SEAL_FUTURE_WRITE = 0x10
 SEAL_SHRINK = 2
 MOST_META = 16384
 
@@ -98,8 +99,9 @@ class LocalConnection(Connection):
         size = self.slots * worker.slot_bytes
         os.ftruncate(self.fd, size)
         self.map = mmap.mmap(self.fd, size)
+        os.posix_fallocate(self.fd, 0, size)
         if worker.seal:
-            fcntl.fcntl(self.fd, 1033, SEAL_SHRINK)
+            fcntl.fcntl(self.fd, 1033, SEAL_SHRINK | SEAL_FUTURE_WRITE)
         if worker.truncate_to is not None:
             os.ftruncate(self.fd, worker.truncate_to)
 

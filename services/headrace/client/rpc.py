@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
+from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, StoreUnavailable, WaitTimeout
 from headrace.telemetry.addresses import split_address
 from headrace.wire.calls import Calls
@@ -27,6 +28,7 @@ _RETIRED_S = 60.0
 # Whoever sits before a silent terminal wants to know by then what is waited for.
 TELL_AFTER_S = 3.0
 _OPTIONS = (
+    ("grpc.max_receive_message_length", limits.ANSWER_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),

@@ -18,6 +18,8 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from headrace.coordinator.grpc_api import SERVICE, CoordinatorService
+from headrace.coordinator.http_guard import RequestLimits, guarded
+from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, HeadraceError, PortInUse
 from headrace.telemetry.addresses import split_address
 from headrace.wire.gen import coordinator_service_pb2_grpc as pb_grpc
@@ -30,8 +32,15 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", limits.REQUEST_BYTES),
+    ("grpc.max_send_message_length", limits.ANSWER_BYTES),
+    ("grpc.max_concurrent_streams", limits.STREAMS_A_CONNECTION),
+    # Whoever connects and says nothing is gone again soon.
+    ("grpc.server_handshake_timeout_ms", int(1000 * limits.GRPC_HANDSHAKE_S)),
+    ("grpc.max_connection_idle_ms", int(1000 * limits.GRPC_IDLE_S)),
 )
 _TICK_S = 1.0
+_BACKLOG = 32  # asyncio accepts that many at a time, and tries each also while there is no descriptor
 
 
 class GrpcServer:
@@ -101,8 +110,9 @@ class AdminServer:
 
     def __init__(self, app: FastAPI, address: str, tls: ssl.SSLContext | None = None) -> None:
         config = uvicorn.Config(
-            app, log_config=None, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
-        )
+            RequestLimits(app), http=guarded(), ws="none", log_config=None, log_level="warning", access_log=False,
+            lifespan="off", timeout_graceful_shutdown=1, backlog=_BACKLOG,
+        )  # fmt: skip
         config.load()
         config.ssl = tls
         self._server = _Quiet(config)

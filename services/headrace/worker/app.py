@@ -21,9 +21,11 @@ from headrace.core.errors import ConfigInvalid
 from headrace.core.job import Endpoint
 from headrace.telemetry import logging
 from headrace.telemetry.addresses import split_address
+from headrace.telemetry.descriptors import SERVICE_NEEDS, need_descriptors
 from headrace.telemetry.node import node_id
 from headrace.telemetry.parent import exit_with_parent
 from headrace.telemetry.settings import load
+from headrace.telemetry.socket_trust import distrusted, trusted_owners
 from headrace.telemetry.tasks import end
 from headrace.wire import service_security
 from headrace.wire.calls import Calls
@@ -56,6 +58,7 @@ def main(argv: list[str]) -> None:
         exit_with_parent()
     tune_malloc()
     logging.configure("worker", settings.log_format, settings.log_level, worker=settings.worker_id)
+    need_descriptors(SERVICE_NEEDS, "the worker")
     asyncio.run(run(settings))
 
 
@@ -147,6 +150,8 @@ def _local_server(settings: WorkerSettings, register: RankRegister) -> tuple[Loc
         raise ConfigInvalid(
             f"socket_dir {directory} cannot be made: {error.strerror}; give another, or '' for no shared memory"
         ) from error
+    if reason := distrusted(str(directory), trusted_owners()):
+        raise ConfigInvalid(f"socket_dir cannot be used: {reason}; or give another, or '' for no shared memory")
     path = directory / f"{settings.worker_id}.sock"
     return LocalServer(register, path), str(path)
 

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import structlog
 
+from headrace.core import limits
 from headrace.core.errors import CoordinatorUnavailable, HeadraceError, from_code
 from headrace.core.job import Endpoint, Session
 from headrace.wire import convert, status
@@ -41,6 +42,7 @@ UNABLE_S = 30.0
 UNABLE_MOST_S = 1800.0
 _TELL_EACH_S = 30.0
 _CHANNEL = (
+    ("grpc.max_receive_message_length", limits.ANSWER_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),

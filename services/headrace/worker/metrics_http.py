@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import ssl
 import threading
+from collections import OrderedDict
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -13,12 +15,15 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, PortInUse
 from headrace.telemetry.addresses import split_address
+from headrace.telemetry.descriptors import pause_without_descriptors
 
 log = structlog.get_logger()
 
-_STALL_S = 10.0  # between two bytes of a request; also the TLS handshake's
+_STALL_S = limits.HTTP_REQUEST_S  # between two bytes of a request; also the TLS handshake's
+MOST_SCRAPES = 32  # at a time, each with a thread
 _STOP_S = 5.0
 
 
@@ -60,6 +65,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tls = tls
+        self._open: OrderedDict[socket.socket, None] = OrderedDict()
+        self._open_lock = threading.Lock()
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -72,7 +79,11 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """The handshake waits for the request's own thread."""
-        accepted, peer = super().get_request()
+        try:
+            accepted, peer = super().get_request()
+        except OSError as error:
+            pause_without_descriptors(error)  # the base class would try again at once, for ever
+            raise
         if self._tls is None:
             return accepted, peer
         try:
@@ -80,6 +91,22 @@ class _Server(ThreadingMixIn, WSGIServer):
         except BaseException:
             accepted.close()
             raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own. Of too many the oldest is ended, so that whoever comes new is heard."""
+        with self._open_lock:
+            self._open[request] = None
+            oldest = self._open.popitem(last=False)[0] if len(self._open) > MOST_SCRAPES else None
+        if oldest is not None:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread finds the end and closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """A request is done with."""
+        with self._open_lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A scraper that went away, or speaks no TLS: nothing of ours."""

@@ -23,6 +23,7 @@ import xxhash
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
+from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, HeadraceError, PortInUse, ProtocolMismatch, WaitTimeout
 from headrace.wire import messages
 from headrace.worker.rank_port import RankPort, RankRegister, refusal
@@ -47,6 +48,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", messages.MAX_CONTROL_BYTES),
     ("grpc.max_send_message_length", 2 * messages.CHUNK_BYTES),
+    ("grpc.max_concurrent_streams", limits.STREAMS_A_CONNECTION),
+    ("grpc.server_handshake_timeout_ms", int(1000 * limits.GRPC_HANDSHAKE_S)),
+    ("grpc.max_connection_idle_ms", int(1000 * limits.GRPC_IDLE_S)),
 )
 
 Write = Callable[[bytes], Awaitable[None]]

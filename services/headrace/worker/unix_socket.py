@@ -9,9 +9,10 @@ import socket
 import stat
 from pathlib import Path
 
+from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, PortInUse
 
-_MAX_PATH_BYTES = 107
+_MAX_PATH_BYTES = limits.SOCKET_PATH_BYTES
 
 
 class BoundSocket:
@@ -54,7 +55,7 @@ class BoundSocket:
 def _take_lock(path: Path) -> int:
     lock_path = path.with_name(path.name + ".lock")
     try:
-        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise _bind_error(path, error) from error
     try:
