@@ -14,8 +14,8 @@ from headrace.testing.trend import Trend, trend
 
 MIB: Final = 2.0**20
 # What is bounded and made when first needed stays: threads of asyncio's pool (6 on two cores) and of gRPC's, a channel to each
-# replica and its other end. Shared memory and children must come back exactly. Memory is judged by its slope, never by a level.
-ALLOWED: Final = Allowance(descriptors=4, threads=8, memory_bytes=1 << 60)
+# replica or worker and its other end. Shared memory and children must come back exactly. Memory is judged by its slope, never by a level.
+ALLOWED: Final = Allowance(descriptors=8, threads=8, memory_bytes=1 << 60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "pss_bytes": Limit(24 * MIB, 24 * MIB),
     "rss_bytes": Limit(24 * MIB, 24 * MIB),
     "shared_bytes": Limit(2 * MIB, 1 * MIB),
-    "descriptors": Limit(2, 4),
+    "descriptors": Limit(2, 8),
     "threads": Limit(2, 8),
 }
 STORE_LIMITS: Final[Mapping[str, Limit]] = {

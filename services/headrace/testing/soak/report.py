@@ -26,7 +26,7 @@ NAMES = {
     "stray_keys": "keys that are nobody's",
     "keys_a_job": "keys of the largest job",
     "lasting_bytes": "bytes: fleet and lasting job",
-    "bytes_a_job": "bytes: mean of other jobs",
+    "bytes_a_job": "bytes: largest of the other jobs",
     "used_bytes": "memory used, all jobs",
     "p50_s": "p50",
     "p95_s": "p95",
@@ -177,7 +177,7 @@ are killed, drained, paused and started again. After each round the faults stop,
 _LEVELS = """## Levels between rounds
 
 At its last quiet moment each process must have the shared memory and the children that it had at its second one, exactly,
-and at most 4 descriptors and 8 threads more (pools, made when first needed): {compared} comparisons of a process with
+and at most 8 descriptors and 8 threads more (pools, made when first needed): {compared} comparisons of a process with
 itself."""
 _SLOPES = """## Slopes of the processes that lasted
 

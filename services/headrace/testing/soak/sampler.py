@@ -82,7 +82,7 @@ class StoreProbe:
             pipe.memory_usage(name, samples=0)
         sizes = {name: float(size or 0) for name, size in zip(names, pipe.execute(), strict=True)}
         jobs: Counter[str] = Counter()
-        stray, lasting_bytes, other_bytes = [], 0.0, 0.0
+        stray, lasting_bytes, others = [], 0.0, Counter[str]()
         for name, size in sizes.items():
             match = _KEYS.fullmatch(name)
             job = match["job"] if match else None
@@ -91,16 +91,15 @@ class StoreProbe:
             elif job is None or job == self._lasting:
                 lasting_bytes += size
             else:
-                other_bytes += size
+                others[job] += int(size)
             if job is not None:
                 jobs[job] += 1
-        others = len(jobs.keys() - {self._lasting})
         found = {
             "keys": float(len(names)),
             "stray_keys": float(len(stray)),
             "keys_a_job": float(max(jobs.values(), default=0)),
             "lasting_bytes": lasting_bytes,
-            "bytes_a_job": other_bytes / others if others else 0.0,
+            "bytes_a_job": float(max(others.values(), default=0)),
             "used_bytes": float(self._client.info("memory")["used_memory"]),
         }
         return found, stray
