@@ -293,6 +293,10 @@ class Arrivals:
         window = ((index, self.lane_of(index)) for index in range(self.next, self.next + self.window))
         return [(index, lane) for index, lane in window if lane is not None and self.get(index) is None]
 
+    def withheld(self, link: int, index: int) -> bool:
+        """True if the link's copy of an index counts for nothing any more: told as had, refused, or thrown away."""
+        return index in self._withheld.get(link, ())
+
     def owner_since_s(self, lane: int) -> float:
         """When a lane's present lease was told."""
         return self._owner_since_s[lane]

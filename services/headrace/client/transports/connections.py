@@ -139,6 +139,8 @@ class Connections:
         found = slot_format.read_mark(link.slab.view(index))
         if found is None or found[0] != index or found[1] < self._arrivals.tokens[lane] or found[2] > link.slab.slot_bytes:
             return False
+        if self._arrivals.withheld(link.number, index):
+            return False
         arrival = Arrival(index, found[1], link.number, link.worker, link.slab.number, found[2], now_s)
         return self._arrivals.ready(arrival) is Verdict.ACCEPTED
 
@@ -232,6 +234,8 @@ class Connections:
         local = isinstance(link, LocalLink)
         if local and (message.generation != slab.generation or message.index >= self._arrivals.next + slab.slots):
             raise ProtocolMismatch(f"worker {peer.worker} sent READY for another slab or slot", index=message.index)
+        if local and self._arrivals.withheld(link.number, message.index):
+            return  # what was taken by its mark and thrown away
         arrival = Arrival(message.index, message.token, link.number, peer.worker, slab.number, message.total_bytes, now_s)
         verdict = self._arrivals.ready(arrival)
         self._refuse_outside(verdict, message)
