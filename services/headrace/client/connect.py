@@ -19,6 +19,7 @@ from headrace.client.stream import Stream
 from headrace.client.transports.protocol import TransportChoice
 from headrace.core.job import JobSpec, Shuffle, StreamState, Tail
 from headrace.core.pipeline_spec import PipelineSpec
+from headrace.telemetry.descriptors import need_descriptors
 from headrace.telemetry.node import node_id
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from headrace.wire.calls import Calls
 
 OPEN_DEADLINE_S = 30.0
+# Open files: gRPC's own; and of a stream, with its watch, sockets of some workers, and a fetcher. Trainers have thousands.
+_CLIENT_NEEDS = 24
+_STREAM_NEEDS = 16
 
 
 def connect(
@@ -45,8 +49,9 @@ def connect(
     No call is made yet. deadline_s: longest time to go on trying to open a job while no coordinator answers. Warnings go to
     standard error, more with HEADRACE_LOG_LEVEL=info, unless the process configures structlog. The others are TLS and token,
     see client.security.SecurityOptions; each is also a variable, as HEADRACE_TOKEN_FILE. Raises ConfigInvalid for a malformed
-    address, files that cannot be used, or a token that would go to another machine without TLS.
+    address, files that cannot be used, or a token that would go to another machine without TLS; OutOfDescriptors.
     """
+    need_descriptors(_CLIENT_NEEDS, "headrace.connect")
     from headrace.client.logs import keep_out_of_the_way
     from headrace.client.rpc import CoordinatorRpc, addresses_of
     from headrace.client.security import SecurityOptions
@@ -189,6 +194,7 @@ class _Connector:
         self._workers = workers
 
     def __call__(self, state: StreamState | None, progress: Progress) -> Link:
+        need_descriptors(_STREAM_NEEDS, "a stream")
         from headrace.client.join import Joining
         from headrace.client.session_link import SessionLink
         from headrace.client.transports.intake import ThreadIntake

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -21,8 +22,10 @@ from headrace.coordinator.settings import CoordinatorSettings
 from headrace.coordinator.store import Store
 from headrace.coordinator.store_memory import MemoryStore
 from headrace.datasets.manifest import load_manifest
+from headrace.datasets.roots import Roots
 from headrace.telemetry import logging
 from headrace.telemetry.addresses import split_address
+from headrace.telemetry.descriptors import SERVICE_NEEDS, need_descriptors, tell_refused_accepts
 from headrace.telemetry.parent import exit_with_parent
 from headrace.telemetry.settings import load
 from headrace.telemetry.tasks import end
@@ -42,6 +45,7 @@ def main(argv: list[str]) -> None:
     if settings.exit_with_parent:
         exit_with_parent()
     logging.configure("coordinator", settings.log_format, settings.log_level)
+    need_descriptors(SERVICE_NEEDS, "the coordinator")
     asyncio.run(run(settings))
 
 
@@ -49,6 +53,7 @@ async def run(settings: CoordinatorSettings) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUse or ConfigInvalid. A store that is down is waited for, not an error."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    tell_refused_accepts(loop)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     async with contextlib.AsyncExitStack() as stack:
@@ -59,7 +64,7 @@ async def run(settings: CoordinatorSettings) -> None:
         ledger = Ledger(store, settings.rules, instruments)
         board = Board(ledger, settings.tick_s, settings.job_keep_days)
         instruments.registry.register(BoardCollector(board))
-        manifests = Manifests(load_manifest, settings.manifest_cache_s)
+        manifests = Manifests(partial(load_manifest, roots=Roots.of(settings.data_roots)), settings.manifest_cache_s)
         beats = HeartbeatRules(settings.heartbeat_s, settings.worker_ttl_s)
         access = Access(fleet, settings.require_job_token)
         service = CoordinatorService(ledger, board, manifests, beats, instruments, access=access)

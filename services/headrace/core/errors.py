@@ -292,6 +292,14 @@ class DiskFull(HeadraceError):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class OutOfDescriptors(HeadraceError):
+    """This process may open no more files."""
+
+    code = "out_of_descriptors"
+    retriable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class ConfigInvalid(HeadraceError):
     """A setting is unknown or impossible."""
 
