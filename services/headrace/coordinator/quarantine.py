@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from headrace.coordinator.job_tables import job_table, number
-from headrace.coordinator.store import Key, Store, Stored
+from headrace.coordinator.store import Key, Store, Stored, Table
 from headrace.core.errors import StoreConflict
 from headrace.core.events import BadSample
 from headrace.core.quarantine import BadRecord, decode
@@ -70,35 +70,34 @@ class Quarantine:
         offered: set[int] = set()
         for _ in range(_ATTEMPTS):
             loaded = (await self._timed(self._store.load({table: [str(sample) for sample in left]}))).tables[table]
+            known = {sample: found for sample in left if (found := loaded.get(str(sample))) is not None}
             # What was offered and is not there found no room: it was counted.
-            new, known = [], dict[int, tuple[Stored, BadRecord]]()
-            for sample in left:
-                if (found := loaded.get(str(sample))) is not None:
-                    known[sample] = found, decode(sample, found.data)
-                elif sample not in offered:
-                    new.append(sample)
-            writes = {}
-            for sample, (found, record) in known.items():
-                if (data := _met(record, left[sample]).encode()) != found.data:
-                    writes[Key(table, str(sample))] = found.stamp, data
-            if not writes and not new:
+            new = {sample: met for sample, met in left.items() if sample not in known and sample not in offered}
+            merged = await self._merge(table, known, left)
+            alone = not new or await self._add(job, table, new)
+            offered |= new.keys()
+            # Another replica may have been first: looked at once more.
+            left = {s: met for s, met in left.items() if (s in known and not merged) or (s in new and not alone)}
+            if not left:
                 return
-            expected = {key: stamp for key, (stamp, _) in writes.items()}
-            written = not writes or await self._timed(
-                self._store.commit(expected, {key: data for key, (_, data) in writes.items()})
-            )
-            if new:
-                items = {str(s): _met(BadRecord(s, left[s][0].key, left[s][0].reason), left[s]).encode() for s in new}
-                await self._timed(self._store.add_once(table, items, MAX_BAD_SAMPLES))
-                _tell(job, [left[sample][0] for sample in new])
-                offered.update(new)
-            elif written:
-                return
-            # Another replica may have been first with a new one: looked at once more.
-            left = {s: met for s, met in left.items() if s in new or (not written and s in known)}
-            if not written:
-                await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_PAUSE_S)
         raise StoreConflict(f"others kept noting the same bad samples of job {job} first; repeat the call", job=job)
+
+    async def _add(self, job: str, table: Table, new: Mapping[int, Sequence[BadSample]]) -> bool:
+        """Put new samples on the list, as far as there is room; True if nobody else had put any of them there meanwhile."""
+        items = {str(s): _met(BadRecord(s, met[0].key, met[0].reason), met).encode() for s, met in new.items()}
+        added = await self._timed(self._store.add_once(table, items, MAX_BAD_SAMPLES))
+        _tell(job, [met[0] for met in new.values()])
+        return bool(added == len(items))
+
+    async def _merge(self, table: Table, known: Mapping[int, Stored], met: Mapping[int, Sequence[BadSample]]) -> bool:
+        """Note the epochs on records that are there; False if one of them was written by somebody else meanwhile."""
+        expected, writes = dict[Key, int](), dict[Key, bytes | None]()
+        for sample, found in known.items():
+            if (data := _met(decode(sample, found.data), met[sample]).encode()) != found.data:
+                key = Key(table, str(sample))
+                expected[key], writes[key] = found.stamp, data
+        return not writes or bool(await self._timed(self._store.commit(expected, writes)))
 
     async def of(self, job: str) -> Quarantined:
         """A job's list."""
