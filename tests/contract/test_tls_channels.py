@@ -246,6 +246,12 @@ async def test_streams_go_on_while_the_server_takes_a_new_certificate(tmp_path: 
             async with batches_of(address, before, rank=3) as late:
                 assert "is not signed by" in (await late.ended()).message
             assert await stream.taken(30) == 30
+            bare = Calls(ClientTls(TlsFiles(ca=str(tmp_path / "new/ca.crt"))))
+            async with batches_of(address, bare, rank=4) as without:
+                if mutual:
+                    assert "demands a client certificate" in (await without.ended()).message
+                else:
+                    assert await without.taken(0) == 0
     finally:
         await server.close(0.0)
     assert told == ["ok", "refused"]

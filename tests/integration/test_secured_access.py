@@ -24,7 +24,7 @@ import pytest
 import headrace
 from headrace.coordinator.settings import CoordinatorSettings
 from headrace.coordinator.store_redis import connect as connect_store
-from headrace.core.errors import ConfigInvalid, HeadraceError, Unauthenticated
+from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, Unauthenticated
 from headrace.telemetry.settings import load
 from headrace.testing.certificates import Authority, mount, paths
 from headrace.testing.cluster import Cluster
@@ -178,6 +178,14 @@ def test_a_jobs_token_is_replaced_while_it_runs(fleet: Cluster, dataset: Path, t
             eventually(lambda: not opens(old), "the old token is refused")
             for _ in range(5):
                 next(batches)
+
+
+def test_without_a_client_certificate_nobody_gets_in(fleet: Cluster, dataset: Path) -> None:
+    with (
+        enter(fleet, tls_cert="", tls_key="", deadline_s=1.0) as client,
+        pytest.raises(CoordinatorUnavailable, match="demands a client certificate: set tls_cert"),
+    ):
+        client.job("uncertified", dataset=dataset, batch_size=8)
 
 
 # --- workers ---------------------------------------------------------------------------------------------------------

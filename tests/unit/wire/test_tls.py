@@ -137,6 +137,18 @@ def test_each_http_connection_is_made_with_the_newest_certificate(tmp_path: Path
         assert served_by(context, authority.pem.decode()) == ssl.PEM_cert_to_DER_cert(newer["tls.crt"].decode())
 
 
+@pytest.mark.parametrize("required", [False, True])
+def test_http_asks_for_a_clients_certificate_where_that_is_required(
+    tmp_path: Path, authority: Authority, required: bool
+) -> None:
+    tls = ServerTls(mount(tmp_path, authority.issue()), require_client_http=required)
+    if required:
+        with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
+            served_by(tls.http_context(), authority.pem.decode())
+    else:
+        served_by(tls.http_context(), authority.pem.decode())
+
+
 def served_by(context: ssl.SSLContext, authority: str) -> bytes | None:
     """The certificate that a client sees, over memory."""
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
