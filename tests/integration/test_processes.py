@@ -145,6 +145,16 @@ def test_ports_differ_and_are_free() -> None:
 
 
 def test_no_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.testing.processes._given_ports", set(range(20000, 32000)))
+    monkeypatch.setattr("headrace.testing.processes._ports", [])
+    monkeypatch.setattr("headrace.testing.processes._PORTS", range(0))
     with pytest.raises(PortInUse):
         free_port()
+
+
+def test_no_other_process_is_given_a_port_that_is_free_at_the_moment() -> None:
+    """A service that is down for a restart finds its port again, whatever other fleets this machine runs."""
+    mine = {free_port() for _ in range(250)}
+    give = "from headrace.testing.processes import free_port; print(*(free_port() for _ in range(2000)))"
+    others = subprocess.run([sys.executable, "-c", give], capture_output=True, text=True, timeout=60, check=True)
+    given = {int(word) for word in others.stdout.split()}
+    assert len(given) == 2000 and not given & mine

@@ -27,8 +27,11 @@ _POLL_S = 0.02
 _CONNECT_S = 0.5
 
 # Below the kernel's range for outgoing connections: a port found free stays free, also while its service is down for a restart.
+# Other processes on this machine run fleets too: each has blocks of its own, held by an abstract socket named after the block.
 _PORTS = range(20000, 32000)
-_given_ports: set[int] = set()
+_BLOCK = 100
+_ports: list[int] = []
+_blocks: dict[int, socket.socket] = {}
 
 # A child is killed when the *thread* that started it ends (telemetry.parent), so all are started by one that lives as long
 # as this process.
@@ -36,18 +39,31 @@ _spawner = ThreadPoolExecutor(1, thread_name_prefix="headrace-spawner")
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on and that this process was not given before."""
-    for port in random.SystemRandom().sample(_PORTS, 200):
-        if port in _given_ports:
-            continue
+    """A TCP port of the loopback address that nobody listens on and that no living process was given before."""
+    while _ports or _take_block():
+        port = _ports.pop()
         with socket.socket() as probe:
             try:
                 probe.bind((HOST, port))
             except OSError:
                 continue
-        _given_ports.add(port)
         return port
-    raise PortInUse(f"200 ports tried between {_PORTS.start} and {_PORTS.stop}, and none is free; end what holds them")
+    raise PortInUse(f"no port between {_PORTS.start} and {_PORTS.stop} is left; end processes that run fleets here")
+
+
+def _take_block() -> bool:
+    blocks = _PORTS[::_BLOCK]
+    for block in random.SystemRandom().sample(blocks, len(blocks)):
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0headrace-ports-{block}")
+        except OSError:
+            name.close()
+            continue
+        _blocks[block] = name
+        _ports.extend(range(block, block + _BLOCK))
+        return True
+    return False
 
 
 def free_address() -> str:
