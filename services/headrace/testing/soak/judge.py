@@ -14,7 +14,7 @@ from headrace.testing.trend import Trend, trend
 
 MIB: Final = 2.0**20
 # What is bounded and made when first needed stays: threads of asyncio's pool (6 on two cores) and of gRPC's, a channel to each
-# replica or worker and its other end. Shared memory and children must come back exactly. Memory is judged by its slope, never by a level.
+# replica or worker and its other end. Shared memory and children must come back exactly. Memory is judged by its slope alone.
 ALLOWED: Final = Allowance(descriptors=8, threads=8, memory_bytes=1 << 60)
 
 
