@@ -80,6 +80,11 @@ class CoordinatorSettings(SecuritySettings):
     max_rank_bytes: int = Field(
         1 << 30, ge=1, description="Bound on the memory of ready batches a rank, which bounds the window."
     )
+    data_roots: str = Field(
+        "",
+        description="Addresses below which manifests and shards must lie, with commas between; empty: anywhere, but a manifest "
+        "in an object store or on a web server names shards on that same store alone.",
+    )
     manifest_cache_s: float = Field(10.0, ge=0, le=3600, description="How long a manifest that was read is not read again.")
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="Log lines; auto: JSON unless standard error is a terminal."

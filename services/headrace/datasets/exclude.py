@@ -16,6 +16,7 @@ from headrace.core.errors import ConfigInvalid
 Excluded: TypeAlias = str | tuple[str, str]
 _OBJECT = '{"'
 _SHOWN = 5
+_KEY_CHARS = 100
 
 
 def parse_exclusions(text: str) -> frozenset[Excluded]:
@@ -51,6 +52,7 @@ def not_there(exclude: frozenset[Excluded], matched: set[Excluded]) -> str:
     strays = sorted(exclude - matched, key=lambda entry: entry if isinstance(entry, str) else entry[1])
     if not strays:
         return ""
-    names = [repr(entry) if isinstance(entry, str) else f"{entry[1]!r} in {entry[0]}" for entry in strays[:_SHOWN]]
+    named = [(entry, "") if isinstance(entry, str) else (entry[1], f" in {entry[0]}") for entry in strays[:_SHOWN]]
+    names = [f"{key[:_KEY_CHARS]!r}{where}" for key, where in named]
     more = f" and {len(strays) - _SHOWN} more" if len(strays) > _SHOWN else ""
     return f"{len(strays)} of {len(exclude)} samples to exclude are not in the data set: {', '.join(names)}{more}"

@@ -20,11 +20,13 @@ from headrace.core import limits
 from headrace.core.errors import HeadraceError, ManifestInvalid, ManifestMissing
 from headrace.core.masking import mask_address
 from headrace.core.pipeline_spec import shown
+from headrace.datasets.roots import Roots
 from headrace.datasets.storage import ObjectMissing, Storage, check_path, join_address, open_storage, split_address
 
 Kind = Literal["webdataset", "folder"]
 LabelKind = Literal["int", "multi", "json"]
 
+ANYWHERE = Roots(anywhere=True)
 VERSION = 1
 POINTER = "manifest.json"
 _POINTER_FIELD = "headrace_manifest"
@@ -124,19 +126,23 @@ def hash_bytes(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-async def load_manifest(address: str) -> Manifest:
+async def load_manifest(address: str, roots: Roots = ANYWHERE) -> Manifest:
     """Load a manifest by the address of its file, of its pointer or of its directory.
 
-    Raises ManifestMissing, ManifestInvalid (malformed, or not of the hash that names it) or SourceUnavailable.
+    Raises ManifestMissing, ManifestInvalid (malformed, or not of the hash that names it), SourceUnavailable, or AccessDenied
+    where `roots` has neither the address nor that of the shards.
     """
-    return (await load_manifest_from(address))[0]
+    manifest, directory = await load_manifest_from(address, roots=roots)
+    roots.data_address(directory, manifest.root)
+    return manifest
 
 
-async def load_manifest_from(address: str, expected_hash: str = "") -> tuple[Manifest, str]:
+async def load_manifest_from(address: str, expected_hash: str = "", roots: Roots = ANYWHERE) -> tuple[Manifest, str]:
     """Load a manifest and say in which directory's address it lies.
 
     With `expected_hash`, that very manifest is looked for first, so that a pointer which has moved on does no harm.
     """
+    roots.check_dataset(address)
     directory, name = split_address(address) if address.endswith(".json") else (address, POINTER)
     storage = open_storage(directory)
     try:
@@ -161,7 +167,7 @@ async def load_manifest_from(address: str, expected_hash: str = "") -> tuple[Man
 async def _load_file(storage: Storage, name: str) -> Manifest:
     where = join_address(storage.address, name)
     try:
-        content = await storage.get(check_path(name))
+        content = await storage.get(check_path(name), limits.MANIFEST_BYTES)
     except ObjectMissing as error:
         raise ManifestMissing(
             f"no manifest at {where}: make one by `headrace index`, or correct the address", manifest=where

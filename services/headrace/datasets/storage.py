@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
-from headrace.core.errors import ConfigInvalid, HeadraceError
+from headrace.core import limits
+from headrace.core.errors import ConfigInvalid, HeadraceError, ManifestInvalid
 from headrace.core.masking import mask_address
 
 REMOTE_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https"})
@@ -53,8 +54,8 @@ class Storage(Protocol):
     address: str  # for messages: credentials masked
     is_local: bool
 
-    async def get(self, path: str) -> bytes:
-        """The whole object."""
+    async def get(self, path: str, most_bytes: int = limits.IMAGE_BYTES) -> bytes:
+        """The whole object. Raises ManifestInvalid for one that is longer, before its bytes are read."""
         ...
 
     async def get_range(self, path: str, start: int, length: int, tag: str = "") -> memoryview:
@@ -79,6 +80,12 @@ class Storage(Protocol):
     async def close(self) -> None:
         """Free connections and threads; idempotent."""
         ...
+
+
+def check_size(path: str, size: int, most_bytes: int, where: str) -> None:
+    """Raise ManifestInvalid for an object that is too long to be what is looked for."""
+    if size > most_bytes:
+        raise ManifestInvalid(f"{path} at {where} has {size} bytes; at most {most_bytes} are read", path=path, limit=most_bytes)
 
 
 def join_address(directory: str, name: str) -> str:

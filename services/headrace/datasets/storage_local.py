@@ -17,8 +17,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
+from headrace.core import limits
 from headrace.core.errors import AccessDenied, ConfigInvalid, DiskFull, HeadraceError, SourceUnavailable
-from headrace.datasets.storage import ObjectInfo, ObjectMissing, check_path
+from headrace.datasets.storage import ObjectInfo, ObjectMissing, check_path, check_size
 
 T = TypeVar("T")
 
@@ -110,19 +111,22 @@ class LocalStorage:
             raise ConfigInvalid(f"{full} is not a regular file", path=path)
         return fd
 
-    def read_sync(self, path: str, start: int, length: int) -> bytes:
+    def read_sync(self, path: str, start: int, length: int, most_bytes: int = limits.IMAGE_BYTES) -> bytes:
         """A range of a file; length -1 is all of it. Blocking: for threads."""
         fd = self.open_fd(path)
         try:
-            return pread_all(fd, os.fstat(fd).st_size - start if length < 0 else length, start)
+            if length < 0:
+                length = os.fstat(fd).st_size - start
+                check_size(path, length, most_bytes, self.address)
+            return pread_all(fd, length, start)
         except OSError as error:
             raise translate(error, self.root / path) from error
         finally:
             os.close(fd)
 
-    async def get(self, path: str) -> bytes:
+    async def get(self, path: str, most_bytes: int = limits.IMAGE_BYTES) -> bytes:
         """The whole file."""
-        return await self._in_thread(self.read_sync, path, 0, -1)
+        return await self._in_thread(self.read_sync, path, 0, -1, most_bytes)
 
     async def get_range(self, path: str, start: int, length: int, tag: str = "") -> memoryview:
         """Bytes [start, start + length) of a file."""

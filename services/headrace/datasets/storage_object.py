@@ -22,9 +22,10 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
+from headrace.core import limits
 from headrace.core.errors import AccessDenied, ConfigInvalid, SourceUnavailable
 from headrace.core.masking import mask_address
-from headrace.datasets.storage import ObjectInfo, ObjectMissing, ObjectReplaced, check_path
+from headrace.datasets.storage import ObjectInfo, ObjectMissing, ObjectReplaced, check_path, check_size
 
 T = TypeVar("T")
 
@@ -65,9 +66,10 @@ class ObjectStorage:
         except (BaseError, ValueError) as error:
             raise ConfigInvalid(f"{self.address} cannot be opened: {_short(error)}", address=self.address) from None
 
-    async def get(self, path: str) -> bytes:
+    async def get(self, path: str, most_bytes: int = limits.IMAGE_BYTES) -> bytes:
         """The whole object."""
         result = await self._call(path, lambda: obstore.get_async(self._store, path))
+        check_size(path, result.meta["size"], most_bytes, self.address)
         return (await self._call(path, result.bytes_async)).to_bytes()
 
     async def get_range(self, path: str, start: int, length: int, tag: str = "") -> memoryview:

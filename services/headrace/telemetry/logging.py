@@ -55,6 +55,7 @@ def configure(service: str, format: Format = "auto", level: str = "info", **ids:
     else:
         render += [_readable_order, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_without_peers_garbage)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=render))
     _route_standard_library(handler, level)
 
@@ -76,6 +77,13 @@ def _route_standard_library(handler: logging.Handler, level: str) -> None:
         logger.propagate = True
     for name, at_least in _QUIET.items():
         logging.getLogger(name).setLevel(max(at_least, root.level))
+
+
+def _without_peers_garbage(record: logging.LogRecord) -> bool:
+    """gRPC logs a trace for each message that is none: a line says as much, and a peer must not be able to fill a disk."""
+    if record.name.startswith("grpc") and record.exc_info and type(record.exc_info[1]).__name__ == "DecodeError":
+        record.exc_info = None
+    return True
 
 
 def _with_ids(ids: dict[str, str | int]) -> Processor:

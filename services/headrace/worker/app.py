@@ -11,6 +11,7 @@ import contextlib
 import signal
 import socket
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace.core.errors import ConfigInvalid
 from headrace.core.job import Endpoint
+from headrace.datasets.roots import Roots
 from headrace.telemetry import logging
 from headrace.telemetry.addresses import split_address
 from headrace.telemetry.descriptors import SERVICE_NEEDS, need_descriptors
@@ -73,7 +75,7 @@ async def run(settings: WorkerSettings) -> None:
     sessions = Sessions()
     limits = Limits(settings.batches_in_flight, settings.read_ahead_bytes, settings.read_deadline_s)
     producer = Producer(settings.worker_id, engine.fingerprint, sessions, stats, limits)
-    toolbox = Toolbox(engine, open_source)
+    toolbox = Toolbox(engine, partial(open_source, roots=Roots.of(settings.data_roots)))
     register = RankRegister(producer, worker=settings.worker_id, tokens_of=sessions.token_hashes)
     fleet, tls = _secured(settings, stats)
     async with contextlib.AsyncExitStack() as stack:

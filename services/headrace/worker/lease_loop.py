@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.duration_pb2 import Duration
 
 from headrace.core import limits
 from headrace.core.errors import CoordinatorUnavailable, HeadraceError, from_code
@@ -94,6 +95,7 @@ class LeaseLoop:
         self._registered = False
         self._opening: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._soon = asyncio.Event()
+        self._unreadable: set[tuple[str, int]] = set()  # what is told once
         self.draining = False
 
     async def run(self) -> None:
@@ -129,8 +131,8 @@ class LeaseLoop:
             log.info("heartbeat_answered_again", after_s=round(begun - self._unheard_since_s, 3))
         self._registered, self._unheard_since_s = True, None
         self._stats.heartbeat(time.monotonic() - begun)
-        self._interval_s = answer.interval.ToTimedelta().total_seconds() or self._interval_s
-        self._ttl_s = answer.ttl.ToTimedelta().total_seconds() or self._ttl_s
+        self._interval_s = _seconds(answer.interval, 0.05, 60.0) or self._interval_s
+        self._ttl_s = _seconds(answer.ttl, 0.2, 600.0) or self._ttl_s
         await self._take_over(answer)
         return True
 
@@ -214,11 +216,20 @@ class LeaseLoop:
         for leases in answer.leases:
             key = (leases.job, leases.attempt)
             named.add(key)
-            if leases.HasField("session"):
-                await self._know(convert.session_from_proto(leases.session))
+            try:
+                limits.at_most(len(leases.lanes), limits.LANES, "lanes in an answer", job=leases.job)
+                tokens = dict(zip(leases.lanes, leases.tokens, strict=True))
+                if leases.HasField("session"):
+                    await self._know(convert.session_from_proto(leases.session))
+            except (HeadraceError, ValueError) as error:  # a coordinator of another version: the other jobs go on
+                if key not in self._unreadable:
+                    self._unreadable.add(key)
+                    log.warning("leases_unreadable", job=leases.job, attempt=leases.attempt, error=str(error))
+                continue
+            self._unreadable.discard(key)
             work = self._sessions.by_key.get(key)
             # A session that is still being opened gets its leases with the heartbeat that follows the opening.
-            if work is not None and work.set_leases(dict(zip(leases.lanes, leases.tokens, strict=True))):
+            if work is not None and work.set_leases(tokens):
                 changed = True
                 log.info("leases", job=leases.job, attempt=leases.attempt, lanes=len(leases.lanes))
         self._sessions.forget_final({key for key in self._sessions.broken if key not in named})
@@ -272,3 +283,9 @@ class LeaseLoop:
         self._unable[job] = (time.monotonic() + for_s, for_s)
         self._sessions.mark_broken(session.key, from_code(error.code, text, {**error.ids, "job": job, "worker": worker}))
         await asyncio.sleep(1.0)
+
+
+def _seconds(told: Duration, least: float, most: float) -> float:
+    """What a coordinator tells, within what its own settings allow; 0 where it tells nothing."""
+    seconds = told.seconds + told.nanos / 1e9
+    return min(max(seconds, least), most) if seconds else 0.0

@@ -61,6 +61,7 @@ class _Handler(WSGIRequestHandler):
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = 128  # the base class's 5 would have a scraper wait behind a flood for seconds
 
     def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -67,6 +67,11 @@ class WorkerSettings(SecuritySettings):
     drain_deadline_s: float = Field(
         30.0, gt=0, description="After SIGTERM, how long batches in flight may take before the process leaves anyway."
     )
+    data_roots: str = Field(
+        "",
+        description="Addresses below which manifests and shards must lie, with commas between; empty: anywhere, but a manifest "
+        "in an object store or on a web server names shards on that same store alone.",
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="Log lines; auto: JSON unless standard error is a terminal."
     )

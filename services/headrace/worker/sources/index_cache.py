@@ -88,7 +88,7 @@ class IndexCache:
             ) from error
 
     async def _load_whole(self, shard: Shard) -> IndexBlock:
-        data = await self._storage.get(shard.index)
+        data = await self._storage.get(shard.index, self._whole_bytes)
         self._count(len(data))
         if hash_bytes(data) != shard.index_hash:
             raise ManifestInvalid(

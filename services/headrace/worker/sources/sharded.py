@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from headrace.core import limits
 from headrace.core.batch import BAD_REASONS
 from headrace.core.errors import ManifestInvalid
-from headrace.datasets.manifest import Manifest, load_manifest_from
+from headrace.datasets.manifest import ANYWHERE, Manifest, load_manifest_from
+from headrace.datasets.roots import Roots
 from headrace.datasets.shard_index import HAS_CRC, IndexBlock
-from headrace.datasets.storage import Storage, join_address, open_storage
+from headrace.datasets.storage import Storage, open_storage
 from headrace.datasets.tasks import gather_all
 from headrace.worker.engines.protocol import Sample
 from headrace.worker.sources.index_cache import IndexCache
@@ -27,13 +28,15 @@ from headrace.worker.sources.protocol import ReadBatch, Reserve
 from headrace.worker.sources.readers import Wanted, make_reader
 
 
-async def open_source(manifest_address: str, expected_hash: str = "") -> ShardedSource:
+async def open_source(manifest_address: str, expected_hash: str = "", roots: Roots = ANYWHERE) -> ShardedSource:
     """Open a manifest's samples for reading.
 
-    Raises ManifestMissing, ManifestInvalid (also if the manifest there is not `expected_hash`), SourceUnavailable.
+    Raises ManifestMissing, ManifestInvalid (also if the manifest there is not `expected_hash`), SourceUnavailable, or
+    AccessDenied where `roots` does not allow the manifest's place or its shards'.
     """
-    manifest, directory = await load_manifest_from(manifest_address, expected_hash)
-    return ShardedSource(manifest, open_storage(directory), open_storage(join_address(directory, manifest.root)))
+    manifest, directory = await load_manifest_from(manifest_address, expected_hash, roots)
+    data = roots.data_address(directory, manifest.root)
+    return ShardedSource(manifest, open_storage(directory), open_storage(data))
 
 
 class ShardedSource:
