@@ -25,6 +25,7 @@ LEAST_SHARE_S = 1.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 _RETIRED_S = 60.0
+_EXPLAINED = 2  # failed replicas that are looked at closely, each for a second or two
 # Whoever sits before a silent terminal wants to know by then what is waited for.
 TELL_AFTER_S = 3.0
 _OPTIONS = (
@@ -62,6 +63,7 @@ class CoordinatorRpc:
         """One call, tried at each replica once. Raises what the coordinator raised, CoordinatorUnavailable if none answered."""
         last: HeadraceError | None = None
         reason = "no time left"
+        failures: list[tuple[int, HeadraceError]] = []
         end_s = time.monotonic() + deadline_s
         share_s = max(LEAST_SHARE_S, deadline_s / len(self.addresses))
         for _ in self.addresses:
@@ -76,10 +78,12 @@ class CoordinatorRpc:
                 if not isinstance(error, _ELSEWHERE):
                     raise error from None  # it says all that gRPC's own says
                 last, reason = error, failure.details() or error.message
-                reason = self._calls.explain(self.addresses[stub_number], error) or reason
+                failures.append((stub_number, error))
                 self.failed(stub_number)
         if isinstance(last, StoreUnavailable):
             raise last
+        # Only now: the other replicas must not wait for it.
+        reason = next(filter(None, (self.explain(number, error) for number, error in failures[:_EXPLAINED])), reason)
         raise CoordinatorUnavailable(
             f"no coordinator answered {method} at {', '.join(self.addresses)}: check that one runs there and can be reached "
             f"from here ({reason})",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.core.errors import CoordinatorUnavailable, HeadraceError, PeerGone, WaitTimeout
+from headrace.core.errors import CoordinatorUnavailable, HeadraceError, PeerGone
 from headrace.wire.secret import Secret, refuse_plaintext
 from headrace.wire.tls import ClientTls, Stamp
 from headrace.wire.tls_probe import Explainer
@@ -40,8 +40,11 @@ class Calls:
             refuse_plaintext(hosts, self._allow_plaintext, "this trainer")
 
     def explain(self, address: str, error: HeadraceError) -> str:
-        """What of TLS keeps a call from getting through, for a message; empty where that is not it. Blocks, for a second."""
-        if not isinstance(error, CoordinatorUnavailable | PeerGone | WaitTimeout):
+        """What of TLS keeps a call from getting through, for a message; empty where that is not it. Blocks, for a second or two.
+
+        Not for a call that was not answered in time: faults of TLS show at once, and who hangs shall not cost more time.
+        """
+        if not isinstance(error, CoordinatorUnavailable | PeerGone):
             return ""
         host, _, port = address.rpartition(":")
         return self._explain(host.strip("[]"), int(port)) if port.isdecimal() else ""
