@@ -53,6 +53,14 @@ def test_all_formats_have_kinds() -> None:
     assert {read_header(kind.data).format for kind in good_kinds()} == set(PARSERS)
 
 
+@pytest.mark.parametrize("name", ["webp", "avif"])
+def test_a_format_that_pillow_was_built_without_is_unsupported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [kind for kind in good_kinds() if read_header(kind.data).format == name]
+    built = pixels.features.check
+    monkeypatch.setattr(pixels.features, "check", lambda feature: feature != name and built(feature))
+    assert {decode(kind.data)[1] for kind in kinds} == {"unsupported"}
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_puts_the_first_row_and_column_where_exif_says(orientation: int) -> None:
     # EXIF 2.3, table of tag 274: where row 0 and column 0 of the stored image are on the upright one.

@@ -97,7 +97,7 @@ def test_bad_samples_are_shown_written_and_left_out(coordinator: Coordinator, tm
     assert lines[1].split() == ["shard", "key", "reason", "epochs", "last"]
     assert lines[2].split() == ["a.tar", r"\x1b[31mred", "corrupt", "1", "0"], "no escape code reaches the terminal"
     assert lines[3].split() == ["b.tar", "k1", "truncated", "2", "1"]
-    assert lines[4] == f"2 samples written to {file}; now: headrace index {dataset} --exclude {file}"
+    assert lines[4] == f"2 samples written; to leave them out: headrace index ADDRESS --exclude {file}"
     assert parse_exclusions(file.read_text()) == {("b.tar", "k1"), ("a.tar", ESCAPE)}
     again = run("index", dataset, "--exclude", file)
     assert again.exit_code == 0, again.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -43,8 +44,9 @@ def quarantine(job: str, *, admin: str, write: Path | None, as_json: bool, show:
         return
     _print(found, show)
     if write is not None:
+        # The data set's own address is not known here: a job names its manifest, which may lie elsewhere.
         click.echo(
-            f"{len(found['samples'])} samples written to {write}; now: headrace index {found['dataset']} --exclude {write}"
+            f"{len(found['samples'])} samples written; to leave them out: headrace index ADDRESS --exclude {quote(str(write))}"
         )
 
 

@@ -140,7 +140,7 @@ def tar_entries(name: str, scan: TarScan, rule: LabelRule, exclude: Collection[E
             continue
         if sample.repeated or len(sample.parts) > SUSPICIOUS_PARTS:
             found.warnings.append(
-                f"{name}: key {sample.key!r} has {len(sample.parts)} parts, and {sample.repeated} members that repeat one and are"
+                f"{name}: key {sample.key!r} has {len(sample.parts)} parts, and {sample.repeated} members repeat one and are"
                 " left out: a key ends at the first dot of the file's name"
             )
         _add(found, sample, rule, cut=sample.key == cut_key)

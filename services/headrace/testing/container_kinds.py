@@ -239,7 +239,7 @@ def _equal() -> list[ContainerKind]:
     twice = many(2) + sample("k1", 9)
     return [
         ContainerKind(row, "in_two_folders", tar(sample("l/k", 1) + sample("r/k", 2)), {"l/k": 1, "r/k": 2}),
-        ContainerKind(row, "repeated_members", tar(twice), _good(2), says=("'k1' has 2 parts and 2 repeated ones",)),
+        ContainerKind(row, "repeated_members", tar(twice), _good(2), says=("'k1' has 2 parts, and 2 members repeat",)),
         ContainerKind(row, "case_differs", tar(sample("K", 1) + sample("k", 2)), {"K": 1, "k": 2}),
     ]
 
