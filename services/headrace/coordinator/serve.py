@@ -110,7 +110,7 @@ class AdminServer:
 
     def __init__(self, app: FastAPI, address: str, tls: ssl.SSLContext | None = None) -> None:
         config = uvicorn.Config(
-            RequestLimits(app), http=guarded(), log_config=None, log_level="warning", ws="none", access_log=False,
+            RequestLimits(app), http=guarded(), log_config=None, log_level="warning", access_log=False,
             lifespan="off", timeout_graceful_shutdown=1, backlog=_BACKLOG,
         )  # fmt: skip
         config.load()

@@ -40,7 +40,7 @@ class Calls:
             refuse_plaintext(hosts, self._allow_plaintext, "this trainer")
 
     def explain(self, address: str, error: HeadraceError) -> str:
-        """What of TLS keeps a call from getting through, for a message; empty where that is not it. Blocks, for a second or two.
+        """What of TLS keeps a call from getting through, for a message; empty where that is not it. Blocks for a second or so.
 
         Not for a call that was not answered in time: faults of TLS show at once, and who hangs shall not cost more time.
         """
