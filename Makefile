@@ -1,7 +1,7 @@
 # Everything a person needs, from an empty clone: `make demo`, `make test`. The work is done by small scripts in tools/.
 # Only make, a shell and Python >= 3.11 are assumed; PYTHON=/path/to/python chooses one.
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos soak lint format proto clean
+.PHONY: help demo test simulate chaos soak lint format proto clean
 BIN := .venv/bin
 
 help: ## Print this list
@@ -16,6 +16,10 @@ test: ## Check the code and run all tests (about ten minutes on two cores)
 	@tools/redis.sh
 	@tools/lint.sh
 	@tools/test.sh $(ARGS)
+
+simulate: ## Run SEEDS=1000 simulated fleets under faults and check every promise; SEED= plays one again
+	@tools/setup.sh test
+	@$(BIN)/python -m headrace.testing.simulation --seeds $(or $(SEEDS),1000) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 chaos: ## Break a fleet of real processes at random for MINUTES=5, and audit each round; SEED= chooses the faults again
 	@tools/setup.sh test

@@ -171,7 +171,9 @@ class Board:
                             await self._wake.wait()
                     self._wake.clear()
                     while self._woken:
-                        await self._pass_or_tell(self._woken.popitem()[0])
+                        job = next(iter(self._woken))
+                        del self._woken[job]
+                        await self._pass_or_tell(job)
         finally:
             await end(hints)
 

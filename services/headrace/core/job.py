@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from headrace.core import limits
@@ -135,13 +136,19 @@ class JobSpec:
     @property
     def plan_hash(self) -> str:
         """Hex BLAKE2b-128 over what decides a batch's samples and what is done to them (not the engine, not the address)."""
-        order = [self.manifest_hash, self.samples, self.batch_size, self.seed, asdict(self.shuffle), self.tail]
-        parts = [*order, self.pipeline.canonical_json()]
-        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return _plan_hash(self)
 
     def with_fingerprint(self, fingerprint: str) -> JobSpec:
         """The same job with its engine chosen."""
         return replace(self, fingerprint=fingerprint)
+
+
+@lru_cache(maxsize=256)
+def _plan_hash(job: JobSpec) -> str:
+    """Asked for with every heartbeat and every claim, and always the same."""
+    order = [job.manifest_hash, job.samples, job.batch_size, job.seed, asdict(job.shuffle), job.tail]
+    parts = [*order, job.pipeline.canonical_json()]
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _check_types(job: JobSpec) -> None:

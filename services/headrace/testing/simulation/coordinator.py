@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -16,43 +15,31 @@ from headrace.coordinator.grpc_api import CoordinatorService, HeartbeatRules
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import Manifests
-from headrace.core.events import Rules
 from headrace.testing.simulation.loop import Host
 from headrace.testing.simulation.network import Aborted, CallContext, Network, rpc_error
+from headrace.testing.simulation.scenario import Facts, Scenario
 from headrace.testing.simulation.store import SimulatedStore, StoreClient
 
-TICK_S = 0.5
-BEAT_S = 0.5
 # One set of counters for all runs of a process: making them takes longer than a short run.
 INSTRUMENTS = Instruments(CollectorRegistry())
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a job takes from its manifest."""
-
-    hash: str
-    samples: int
-    max_key_bytes: int = 16
-    max_label_bytes: int = 0
-    label_kind: str = "int"
-    label_width: int = 1
 
 
 class Replica:
     """One run of a replica's process."""
 
-    def __init__(self, host: Host, store: SimulatedStore, network: Network, rules: Rules, facts: dict[str, Facts]) -> None:
+    def __init__(
+        self, host: Host, store: SimulatedStore, network: Network, scenario: Scenario, facts: dict[str, Facts]
+    ) -> None:
         self.host = host
         self._network = network
-        ledger = Ledger(StoreClient(store, network, host), rules, INSTRUMENTS, self._clock_us)
+        ledger = Ledger(StoreClient(store, network, host), scenario.rules, INSTRUMENTS, self._clock_us)
         self.ledger = ledger
-        self.board = Board(ledger, TICK_S, 90, self._clock_us)
+        self.board = Board(ledger, scenario.every_s, 90, self._clock_us)
 
         async def read(address: str) -> Any:
             return facts[address]
 
-        beats = HeartbeatRules(BEAT_S, rules.worker_ttl_us / 1e6)
+        beats = HeartbeatRules(scenario.every_s, scenario.rules.worker_ttl_us / 1e6)
         self.service = CoordinatorService(ledger, self.board, Manifests(read, 10.0), beats, INSTRUMENTS, access=Access())
         host.start(self.board.run(), "passes")
 

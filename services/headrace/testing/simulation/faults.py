@@ -19,6 +19,7 @@ class Faults:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.openings = 0  # after a failed one a worker stays away for half a minute, and longer each time
         self._rng = random.Random(f"faults {world.scenario.seed}")  # noqa: S311 - a seed decides all of it
         self._kinds: list[tuple[Callable[[], None], int]] = [
             (self._worker_killed, 4),
@@ -233,6 +234,7 @@ class Faults:
         self._world.reads = ""
 
     def _manifest_gone(self) -> None:
+        self.openings += 1
         self._world.opens = False
         self._world.trace.fault("manifest cannot be opened")
         self._later(self._rng.uniform(0.2, 3.0), self._manifest_back)

@@ -180,7 +180,8 @@ class Monitor:
 
     def agrees(self, life: Life, known: Session | None, session: Session) -> None:
         """All ranks of an attempt are told one and the same session."""
-        same = known is None or known.attempt != session.attempt or replace(known, window=session.window) == session
+        # Until an engine is chosen the job has no fingerprint, and the window may grow; all else is settled once.
+        same = known is None or replace(known, window=session.window, job=session.job) == session
         self._check("one_session_per_attempt", same, lambda: f"rank {life.rank} of {life.job}: {known} and {session}")
 
     def begins(self, life: Life, start: Place, possible: list[Place], what: str) -> None:

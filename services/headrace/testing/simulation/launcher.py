@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.client.options import StreamOptions
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, WaitTimeout
 from headrace.core.job import Session, StreamState
 from headrace.testing.simulation.invariants import Life
 from headrace.testing.simulation.oracle import Oracle, Place
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 60.0
 JOIN_S = 30.0
+# A bar lapses within 30 s; a lane is relieved within some 10.
+PEACE_S = 45.0
 
 
 class Attempt:
@@ -139,7 +141,7 @@ class Launcher:
         rank.on_table = lambda table: monitor.tokens_told(life, table.tokens)
         self._watch_arrivals(life, rank)
         while True:
-            batch = await rank.next(WAIT_S)
+            batch = await self._next(life, rank)
             if batch is None:
                 break
             monitor.handed(life, rank, batch, store)
@@ -152,6 +154,20 @@ class Launcher:
                 self._commit(attempt, formed, life, rank)
         monitor.handed_all(life)
         await rank.leave()
+
+    async def _next(self, life: Life, rank: Rank) -> Any:
+        """The next batch. While there are faults it may take as long as it likes; in peace, no longer than what must lapse."""
+        world = self.world
+        begun_s = world.loop.time()
+        try:
+            return await rank.next(WAIT_S)
+        except WaitTimeout as error:
+            peace_s = world.loop.time() - max(begun_s, world.healed_s)
+            if peace_s > PEACE_S and not world.faults.openings:
+                world.trace.broken("every_wait_ends", f"rank {life.rank} of {life.job}: {error}; no fault for {peace_s:.0f} s")
+            raise
+        finally:
+            world.trace.checks["every_wait_ends"] += 1
 
     def _commit(self, attempt: Attempt, formed: Formed, life: Life, rank: Rank) -> None:
         assert rank.stream is not None

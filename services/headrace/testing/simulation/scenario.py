@@ -9,9 +9,20 @@ from headrace.core.epoch_plan import batch_count, lane_count, steps
 from headrace.core.events import Rules
 from headrace.core.job import JobSpec, Shuffle, Tail
 from headrace.core.pipeline_spec import PipelineSpec, Resize
-from headrace.testing.simulation.coordinator import Facts
 
 PIPELINE = PipelineSpec(ops=(Resize((2, 2)),))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a job takes from its manifest."""
+
+    hash: str
+    samples: int
+    max_key_bytes: int = 16
+    max_label_bytes: int = 0
+    label_kind: str = "int"
+    label_width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,10 @@ class JobScenario:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run. faults_s: from the begin on. clock_s: how far each clock is off; store_clock_jumps: it is set in between."""
+    """One run.
+
+    every_s: between heartbeats, and between ticks. faults_s: from the begin on. store_clock_jumps: it is set in between.
+    """
 
     seed: int
     replicas: int
@@ -44,6 +58,7 @@ class Scenario:
     in_flight: int
     jobs: tuple[JobScenario, ...]
     rules: Rules
+    every_s: float
     faults_s: float
     fault_every_s: float
     store_forgets: bool
@@ -85,7 +100,7 @@ def scenario(seed: int) -> Scenario:
     """The same for the same seed."""
     rng = random.Random(f"scenario {seed}")  # noqa: S311 - a seed decides all of it
     workers = rng.choice((1, 2, 2, 3, 3, 4))
-    faults_s = rng.choice((5.0, 10.0, 15.0))
+    faults_s = rng.choice((4.0, 8.0, 12.0))
     jobs = tuple(_job(rng, number, faults_s) for number in range(rng.choice((1, 1, 1, 2))))
     forgets = rng.random() < 0.5
     return Scenario(
@@ -95,6 +110,7 @@ def scenario(seed: int) -> Scenario:
         speeds=tuple(rng.choice((50.0, 100.0, 400.0)) for _ in range(workers)),
         in_flight=rng.choice((1, 2, 3)),
         jobs=jobs,
+        every_s=rng.choice((0.5, 0.8, 1.0)),
         rules=Rules(max_rank_bytes=rng.choice((1 << 30, 5 * 8192))),
         faults_s=faults_s,
         fault_every_s=rng.choice((0.7, 1.5, 3.0)),

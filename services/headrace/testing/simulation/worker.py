@@ -161,7 +161,7 @@ class WorkerProcess:
     ) -> None:  # fmt: skip
         self.host = host
         self.name = name
-        self.endpoint = Endpoint(name, incarnation, NODE, f"{name}:1", f"/run/{name}.sock")
+        self.endpoint = Endpoint(name, incarnation, NODE, f"{name}:1", f"/{name}.sock")
         self._node = node
         self._trace = trace
         self.sessions = Sessions()

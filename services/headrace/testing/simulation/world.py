@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from dataclasses import replace
 
@@ -49,6 +50,7 @@ class World:
         self.reads = ""
         self.opens = True
         self.faulty = True
+        self.healed_s = math.inf
         self._numbers = itertools.count(1)
         self.launchers = [Launcher(self, job, random.Random(f"{scenario.seed} {job.spec.name}")) for job in scenario.jobs]  # noqa: S311
         self.faults = Faults(self)
@@ -71,7 +73,7 @@ class World:
     def start_replica(self, name: str) -> None:
         """Start or restart a coordinator."""
         host = self.host(name)
-        replica = host.call(Replica, host, self.store, self.network, self.scenario.rules, self.facts)
+        replica = host.call(Replica, host, self.store, self.network, self.scenario, self.facts)
         self.replicas[name] = replica
         self.trace.note("replica_starts", name=name)
 
@@ -103,7 +105,7 @@ class World:
         await asyncio.wait([raging])
         raging.result()
         self.faults.stop()
-        healed_s = self.loop.time()
+        self.healed_s = self.loop.time()
         _, late = await asyncio.wait(launching, timeout=PATIENCE_S)
         for task in launching:
             if task.done():
@@ -112,7 +114,7 @@ class World:
             self.trace.broken("all_work_finishes", f"{PATIENCE_S:.0f} s after the last fault: {self._stuck()}")
         self.trace.checks["all_work_finishes"] += 1
         looking.cancel()
-        return self.loop.time() - healed_s
+        return self.loop.time() - self.healed_s
 
     async def _look(self) -> None:
         while True:

@@ -1,0 +1,38 @@
+"""The simulation finds bugs that are planted in the real code: each within a bounded number of seeds."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.testing.simulation.__main__ import main
+from headrace.testing.simulation.run import run
+from tests.simulation.planted_bugs import BUGS
+
+FIRST = 5000
+MOST_SEEDS = 60
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_found(name: str) -> None:
+    """And not by some accident of the simulation: the same seeds pass without the bug."""
+    bug = BUGS[name]
+    with bug.planted():
+        result = next((result for seed in range(FIRST, FIRST + MOST_SEEDS) if (result := run(seed)).invariant), None)
+    assert result is not None, f"{MOST_SEEDS} seeds did not find it"
+    print(f"planted bug {name!r}: found by seed {result.seed - FIRST + 1} as {result.text[:200]}")
+    assert not bug.found_as or result.invariant in bug.found_as
+    assert not run(result.seed).invariant
+
+
+def test_a_failing_seed_is_told_and_plays_again() -> None:
+    """What a person gets to see."""
+    with BUGS["token not checked"].planted():
+        seed = next(seed for seed in range(FIRST, FIRST + MOST_SEEDS) if run(seed).invariant)
+        again = CliRunner().invoke(main, ["--seed", str(seed)])
+        many = CliRunner().invoke(main, ["--from", str(seed), "--seeds", "1"])
+    for outcome in (again, many):
+        assert outcome.exit_code == 1, outcome.output
+        assert f"make simulate SEED={seed}" in outcome.output
+        assert "one_accepted_owner" in outcome.output
+        assert "batch" in outcome.output
