@@ -115,7 +115,8 @@ class LeaseLoop:
         begun = time.monotonic()
         try:
             answer = await self._call(self._request())
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as failure:  # the latter: this process has no descriptor left, say
+            error = failure if isinstance(failure, HeadraceError) else HeadraceError(f"it cannot be sent: {failure}")
             self._stats.heartbeat_failed(error.code)
             if self._unheard_since_s is None:
                 self._unheard_since_s, self._tell_from_s = begun, begun

@@ -39,19 +39,19 @@ log = structlog.get_logger()
 
 
 class CpuEngine:
-    """Decodes with simplejpeg and Pillow, resizes with cykooz-resizer. `threads` of its own; close it to end them."""
+    """Decodes with simplejpeg and Pillow, resizes with cykooz-resizer. `threads` of its own; close it to end them.
+
+    fingerprint: name, own version and libraries. No instruction set: all parts give the same bits on each (tests/contract).
+    """
 
     name = "cpu"
     ops = frozenset(OPS_BY_NAME)
 
     def __init__(self, threads: int) -> None:
+        # Of what is loaded: not read again, since a package may be replaced on disk while this runs.
+        self.fingerprint = f"{self.name}-{VERSION};{pixels.versions()},{resample.versions()}"
         self.threads = max(1, threads)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="headrace-pixels") if self.threads > 1 else None
-
-    @property
-    def fingerprint(self) -> str:
-        """Name, own version and libraries. No instruction set: all parts give the same bits on each (tests/contract)."""
-        return f"{self.name}-{VERSION};{pixels.versions()},{resample.versions()}"
 
     def prepare(self, spec: PipelineSpec, seed: int) -> PreparedCpu:
         """Make ready for a job. This engine has every operation and format."""
