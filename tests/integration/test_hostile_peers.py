@@ -33,7 +33,17 @@ DEADLINE_S = 60.0
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("fleet"), coordinators=1, workers=1) as running:
+        coordinator = running.coordinators[0]
+        eventually(lambda: is_ready(coordinator.admin_address), "the coordinator has read its jobs")
         yield running
+
+
+def is_ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/readyz", timeout=DEADLINE_S) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        return False
 
 
 def garbage(rng: random.Random) -> bytes:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
+import io
 import os
+import sys
+from collections.abc import Iterator
 from typing import TypeVar
 
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsError
 
 from headrace.core.errors import ConfigInvalid
+from headrace.core.masking import mask_address
 
 S = TypeVar("S", bound=BaseSettings)
 
@@ -30,13 +35,25 @@ def load(cls: type[S], argv: list[str], command: str) -> S:
     _refuse_secrets(cls, argv, prefix)
     cls.__doc__ = inspect.cleandoc(cls.__doc__ or "")  # `--help` shows it as it is
     try:
-        return CliApp.run(cls, cli_args=argv)
+        with _masked_complaints():
+            return CliApp.run(cls, cli_args=argv)
     except ValidationError as error:
         found = [(".".join(str(part) for part in item["loc"]), item["msg"]) for item in error.errors()]
         lines = "; ".join(f"{where}: {what}" if where else what for where, what in found)
         raise ConfigInvalid(f"{lines} (see `{command} --help`)", setting=found[0][0]) from error
     except SettingsError as error:
         raise ConfigInvalid(f"{error} (see `{command} --help`)") from error
+
+
+@contextlib.contextmanager
+def _masked_complaints() -> Iterator[None]:
+    """What the parser writes of an argument that it does not know may be an address with its password."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    finally:
+        sys.stderr.write(mask_address(said.getvalue()))
 
 
 def _refuse_secrets(cls: type[BaseSettings], argv: list[str], prefix: str) -> None:
