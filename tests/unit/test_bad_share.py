@@ -95,7 +95,7 @@ def test_the_coordinator_judges_the_sum_and_names_one_index_once() -> None:
     world.do(report(0, 12, 1200, 130))
     effects = world.tick()
     stop = world.state.session.stop
-    assert stop is not None and stop.index == 12 + 1 + 30
+    assert stop is not None and stop.index == 12 + 1 + 10 * AHEAD_S
     assert "130 of the 2000" in stop.why and "'key-0'" in stop.why and "key-1" not in stop.why
     assert [e.event for e in effects if isinstance(e, Note)] == ["session_stops_for_bad_samples"]
     world.do(report(1, 20, 2000, 900))

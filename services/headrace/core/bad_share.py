@@ -19,7 +19,7 @@ from headrace.core.records import RankRecord
 # Below this a share says little: three bad files among the first forty are no reason to stop.
 LEAST_SAMPLES = 1000
 # Reports are a second old, and the news takes a moment to reach all ranks.
-AHEAD_S = 3.0
+AHEAD_S = 5.0
 KEYS_SHOWN = 3
 _KEY_CHARS = 200
 
