@@ -9,14 +9,16 @@ from dataclasses import dataclass
 import pytest
 
 from headrace.client.link import Identity
-from headrace.client.progress import Progress
+from headrace.client.progress import Bad, Progress
 from headrace.client.rpc import CoordinatorRpc
 from headrace.client.session_link import SessionLink
 from headrace.client.transports.protocol import IntakeStatus, LaneTrouble
 from headrace.core.epoch_plan import lane_count
-from headrace.core.job import JobSpec, Session
+from headrace.core.errors import TooManyBadSamples
+from headrace.core.job import JobSpec, LaneTable, Session, Stop
 from headrace.core.pipeline_spec import CenterCrop, PipelineSpec
 from headrace.testing.memory_stream import MemoryIntake
+from headrace.wire import convert
 
 
 @dataclass(slots=True)
@@ -49,3 +51,38 @@ def test_a_report_carries_the_running_wait_and_the_lanes_in_trouble(link: Sessio
     assert (trouble.lane, trouble.worker, trouble.token) == (7, "w1", 2**60)
     assert (trouble.waited.ToMilliseconds(), trouble.connected, trouble.reason) == (2500, False, "connection refused")
     assert report.batches_remade == 3
+
+
+def test_a_report_counts_the_bad_samples_of_the_whole_session(link: SessionLink) -> None:
+    progress = link._progress
+    for epoch in range(2):
+        progress.handed_over(4, "shm", {}, [Bad(epoch, 1, "a", "empty"), Bad(epoch, 2, "b", "corrupt")])
+        snapshot = progress.snapshot()
+        report = link._report_message(snapshot)
+        progress.answered(snapshot)
+        assert len(report.bad_samples) == 2, "each is told once"
+        assert report.samples == 4 * (epoch + 1)
+        assert {each.reason: each.count for each in report.bad_counts} == {"empty": epoch + 1, "corrupt": epoch + 1}
+
+
+def table(stop: Stop | None) -> LaneTable:
+    return convert.lane_table_from_proto(convert.lane_table_to_proto(LaneTable(1, 3, ("",), (0,), {}, stop)))
+
+
+def test_a_stop_reaches_a_rank_that_already_waits_for_a_batch_beyond_it(link: SessionLink) -> None:
+    link._take_table(table(None))
+    assert link.stop is None
+    progress, intake = link._progress, link.intake
+    for _ in range(6):
+        progress.handed_over(4, "shm", {}, [])
+    link._take_table(table(Stop(7, "rotten")))
+    assert link.stop == Stop(7, "rotten")
+    assert intake._ended is None, "index 6 is still to come"  # type: ignore[attr-defined]
+    link.stop = None
+    progress.handed_over(4, "shm", {}, [])
+    link._take_table(table(Stop(7, "rotten")))
+    with pytest.raises(TooManyBadSamples, match="rotten") as caught:
+        intake.take(7, 5.0)
+    assert (caught.value.job, caught.value.rank) == ("job", 0)
+    link._take_table(table(Stop(99, "other")))
+    assert link.stop == Stop(7, "rotten"), "the first word counts"
