@@ -34,7 +34,7 @@ END_DEADLINE_S = 90.0
 REST_S = 4.0
 POLL_S = 0.1
 # With fewer there is nothing to compare: at the second quiet moment levels are noted.
-LEAST_ROUNDS = 4
+LEAST_ROUNDS = 3
 STORE_CONTENTS = -1
 
 
