@@ -1,7 +1,7 @@
 # Everything a person needs, from an empty clone: `make demo`, `make test`. The work is done by small scripts in tools/.
 # Only make, a shell and Python >= 3.11 are assumed; PYTHON=/path/to/python chooses one.
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate chaos soak lint format proto clean
+.PHONY: help demo test simulate chaos soak fuzz lint format proto clean
 BIN := .venv/bin
 
 help: ## Print this list
@@ -28,6 +28,10 @@ chaos: ## Break a fleet of real processes at random for MINUTES=5, and audit eac
 soak: ## Train small epochs under faults for MINUTES=30 and see whether anything grows; report and picture in soak-out
 	@tools/setup.sh soak
 	@$(BIN)/python -m headrace.testing.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+fuzz: ## Feed hostile bytes to everything that parses, for MINUTES=5; SEED= repeats a run
+	@tools/setup.sh test
+	@$(BIN)/python -m headrace.testing.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: ## Check style, types, the direction of imports, and the protocol files
 	@tools/setup.sh test,lint

@@ -88,6 +88,62 @@ def test_nothing_that_runs_strangers_code_or_forks(path: Path) -> None:
     assert not names & FORBIDDEN_CALLS
 
 
+# What runs code out of data, a shell, or a race for a file's name; by the last parts of what is called.
+FORBIDDEN_DOTTED = {
+    "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "torch.load", "joblib.load", "pandas.read_pickle",
+    "tempfile.mktemp", "os.system", "os.popen", "os.tempnam", "asyncio.create_subprocess_shell", "subprocess.getoutput",
+    "subprocess.getstatusoutput", "builtins.eval", "builtins.exec", "ctypes.pythonapi", "code.interact", "runpy.run_path",
+}  # fmt: skip
+FORBIDDEN_NAMES = {"__import__", "compile", "mktemp", "create_subprocess_shell"}
+# Keyword arguments that turn a harmless call into one of these.
+FORBIDDEN_KEYWORDS = {"shell", "allow_pickle"}
+# Temporary files by mkstemp's way are fine; archives are never unpacked, and XML is not read.
+FORBIDDEN_METHODS = {"extractall", "extract", "unpack_archive"}
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` as a text; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := dotted(node.value)):
+        return f"{before}.{node.attr}"
+    return ""
+
+
+def dangers(tree: ast.AST) -> list[str]:
+    """Calls that could run what a stranger wrote."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = dotted(node.func).replace("np.", "numpy.")
+        keywords = {word.arg for word in node.keywords if not (isinstance(word.value, ast.Constant) and not word.value.value)}
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if ".".join(name.split(".")[-2:]) in FORBIDDEN_DOTTED or name in FORBIDDEN_NAMES or method in FORBIDDEN_METHODS:
+            found.append(f"line {node.lineno}: {name or method}")
+        if keywords & FORBIDDEN_KEYWORDS:
+            found.append(f"line {node.lineno}: {name}({', '.join(sorted(keywords & FORBIDDEN_KEYWORDS))}=...)")
+    return found
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_no_call_runs_code_out_of_data(path: Path) -> None:
+    assert not dangers(tree_of(path))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "yaml.load(f)", "torch.load(f)", "np.load(f, allow_pickle=True)", "numpy.load(f, allow_pickle=x)", "tempfile.mktemp()",
+        "subprocess.run(c, shell=True)", "os.system(c)", "asyncio.create_subprocess_shell(c)", "compile(s, 'x', 'exec')",
+        "__import__(n)", "tar.extractall(d)",
+    ],
+)  # fmt: skip
+def test_the_check_finds_such_calls(code: str) -> None:
+    assert dangers(ast.parse(code))
+    assert not dangers(ast.parse("re.compile(p); np.load(f); subprocess.run(c, shell=False); np.load(f, allow_pickle=False)"))
+
+
 @pytest.mark.parametrize("path", OURS, ids=name_of)
 def test_no_cancellation_is_lost(path: Path) -> None:
     """asyncio.wait_for of Python 3.11 loses a cancellation that comes while its result is ready; asyncio.timeout does not."""

@@ -99,7 +99,12 @@ class Rig:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run until it is done, at most _CALL_DEADLINE_S."""
-        return self._loop.run_until_complete(asyncio.wait_for(work, _CALL_DEADLINE_S))
+
+        async def within() -> Any:
+            async with asyncio.timeout(_CALL_DEADLINE_S):
+                return await work
+
+        return self._loop.run_until_complete(within())
 
     def build(self) -> None:
         """All but the store anew, as after a restart."""
