@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.coordinator.store_memory import MemoryStore
-from headrace.core import join, session_state, tick
+from headrace.core import session_state, tick
 from headrace.core.arrivals import Arrivals, Verdict
 from headrace.core.credit import CreditWindow
 from headrace.core.events import JobState
@@ -99,32 +99,6 @@ def _the_dead_are_alive(old: Any) -> Any:
     return lambda self, now_us: True
 
 
-def _duplicates_taken(old: Any) -> Any:
-    """A second copy of a batch takes the place of the first one, which may be in the trainer's hands."""
-
-    def ready(self: Arrivals, arrival: Any) -> Verdict:
-        known = self._known.get(arrival.index)
-        if known is not None and known.arrival is not None and self._judge(arrival.index, arrival.token) is Verdict.ACCEPTED:
-            known.arrival = None
-        verdict: Verdict = old(self, arrival)
-        return verdict
-
-    return ready
-
-
-def _claims_are_handed_on(old: Any) -> Any:
-    """A rank of a formed session goes to whoever asks for it."""
-
-    def claim(state: JobState, session: Any, event: Any, now_us: int, rules: Any) -> Any:
-        holder = state.ranks.get(event.rank)
-        if session.formed and holder is not None and holder.nonce != event.nonce:
-            taken = {**state.ranks, event.rank: replace(holder, nonce=event.nonce)}
-            return old(replace(state, ranks=taken), session, event, now_us, rules)
-        return old(state, session, event, now_us, rules)
-
-    return claim
-
-
 def _wish_forgotten(old: Any) -> Any:
     """Nobody wakes the producer when leases change."""
     return lambda self: None
@@ -159,8 +133,6 @@ BUGS: dict[str, Bug] = {
     "commit may go back": Bug(session_state, "_progress", _commit_may_go_back, ("committed_never_goes_back",)),
     "compare-and-set ignored": Bug(MemoryStore, "commit", _compare_and_set_ignored, ()),
     "dead workers count as alive": Bug(WorkerRecord, "alive", _the_dead_are_alive, LIVENESS),
-    "second copies replace first ones": Bug(Arrivals, "ready", _duplicates_taken, ()),
-    "ranks are handed on within an attempt": Bug(join, "_claim", _claims_are_handed_on, ()),
     "producer not woken for leases": Bug(Producer, "leases_changed", _wish_forgotten, LIVENESS),
     "lost sessions are not healed": Bug(session_state, "_heal", _session_not_healed, LIVENESS),
     "adopts whatever is said": Bug(session_state, "_adopt", _adopted_unseen, ()),

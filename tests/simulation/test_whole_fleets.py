@@ -1,4 +1,7 @@
-"""Whole fleets under simulated time, network, store and faults: fresh seeds each time. `make simulate SEED=` plays one again."""
+"""Whole fleets under simulated time, network, store and faults: fresh seeds each time.
+
+`make simulate SEED=` plays one again.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,12 @@ def _many(console: Console, first: int, seeds: int, jobs: int, keep_going: bool)
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=seeds, failed="")
 
+        told = [0]
+
         def seen(totals: Totals) -> None:
+            if len(totals.failed) > told[0]:
+                told[0] = len(totals.failed)
+                bar.console.print(f"seed {totals.failed[-1].seed}: {totals.failed[-1].text[:300]}", markup=False)
             bar.update(task, completed=totals.runs, failed=f"{len(totals.failed)} failed" if totals.failed else "")
 
         totals = campaign(first, seeds, jobs, keep_going, seen)

@@ -82,6 +82,8 @@ def campaign(first: int, count: int, jobs: int, keep_going: bool, seen: Callable
             data = json.loads(line)
             totals.add(Result(**{**data, "faults": Counter(data["faults"]), "checks": Counter(data["checks"])}))
             seen(totals)
+    except KeyboardInterrupt:
+        return totals  # what was done so far counts
     except Empty:
         raise TimeoutError(f"no seed ended within {SILENT_S:.0f} s; {totals.runs} of {count} are done") from None
     finally:
