@@ -1,0 +1,65 @@
+"""A heartbeat that this process cannot send is one that failed, never the process's end."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from headrace.core.job import Endpoint
+from headrace.wire.calls import Calls
+from headrace.worker.engines import registry
+from headrace.worker.lease_loop import Identity, LeaseLoop
+from headrace.worker.producer import Limits, Producer
+from headrace.worker.sources.sharded import open_source
+from headrace.worker.stats import WorkerStats
+from headrace.worker.tools import Toolbox
+from headrace.worker.work import Sessions
+
+
+@pytest.fixture
+async def leases() -> AsyncIterator[LeaseLoop]:
+    engine, sessions, stats = registry.create("cpu", 1), Sessions(), WorkerStats(CollectorRegistry())
+    producer = Producer("w0", engine.fingerprint, sessions, stats, Limits(1, 1 << 20, 10.0))
+    identity = Identity(Endpoint("w0", "i", "node", "127.0.0.1:1", ""), engine, 1)
+    toolbox = Toolbox(engine, open_source)
+    loop = LeaseLoop(
+        ["127.0.0.1:1"], identity, sessions=sessions, producer=producer, toolbox=toolbox, stats=stats, calls=Calls()
+    )
+    yield loop
+    await loop.close()
+    await toolbox.close()
+    producer.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO])
+async def test_an_error_of_the_system_is_told_and_tried_again(
+    leases: LeaseLoop, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(_: str) -> None:
+        raise OSError(code, "not now")
+
+    monkeypatch.setattr(leases, "_stub", fail)
+    with capture_logs() as logs:
+        assert not await leases.beat()
+        assert not await leases.beat()
+    (told,) = (line for line in logs if line["event"] == "heartbeat_unanswered")
+    assert "it cannot be sent" in str(told["error"]) and "not now" in str(told["error"])
+
+
+async def test_what_a_heartbeat_says_is_not_read_from_disk(leases: LeaseLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is replaced on disk does not change what is loaded; nor may a worker depend on free descriptors."""
+    before = leases._request().fingerprint
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "no file may be opened")
+
+    monkeypatch.setattr("builtins.open", refused)
+    monkeypatch.setattr("io.open", refused)
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert leases._request().fingerprint == before != ""
