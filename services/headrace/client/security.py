@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.core.errors import ConfigInvalid
 from headrace.wire.calls import Calls
@@ -22,7 +22,7 @@ class SecurityOptions:
     the workers' certificates, where that is not their host. allow_plaintext_tokens: the token may go elsewhere without TLS.
     """
 
-    token: str = ""
+    token: str = field(default="", repr=False)
     token_file: str = ""
     tls_ca: str = ""
     tls_cert: str = ""

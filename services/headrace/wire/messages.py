@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from headrace.core import limits
 from headrace.core.errors import Ids, ProtocolMismatch
@@ -51,7 +51,7 @@ class Hello:
     next: int
     window: int
     have: tuple[int, ...] = ()
-    token: str = ""
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,25 +165,23 @@ class ServerTls:
     def newest(self) -> Material:
         """What new connections get: the files as they are, or as they were when they were last of use."""
         with self._lock:
+            stamp: Stamp = ()  # of files that are not there
             with contextlib.suppress(OSError):
                 stamp = self._files.stamp
-                if stamp == self._material.stamp or (stamp == self._bad[0] and time.monotonic() < self._bad[1]):
-                    return self._material
-            self._reload()
+            known_bad = stamp == self._bad[0] and time.monotonic() < self._bad[1]
+            if stamp != self._material.stamp and not known_bad:
+                self._reload(stamp)
             return self._material
 
-    def _reload(self) -> None:
-        bad: Stamp | None = None
-        with contextlib.suppress(OSError):
-            bad = self._files.stamp
+    def _reload(self, stamp: Stamp) -> None:
         try:
             found = read(self._files)
             http = self._http_context()
         except (ConfigInvalid, OSError) as error:
-            if self._bad[0] != bad or bad is None:
+            if self._bad[0] != stamp:
                 log.error("certificate_refused", error=str(error), note="the one before stays in use")
                 self.on_reload("refused")
-            self._bad = (bad, time.monotonic() + _TRY_AGAIN_S)
+            self._bad = (stamp, time.monotonic() + _TRY_AGAIN_S)
             return
         self._material, self._http = found, http
         self._bad = (None, 0.0)

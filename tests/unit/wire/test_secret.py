@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.client.security import SecurityOptions
 from headrace.core.errors import ConfigInvalid, Unauthenticated
 from headrace.testing.certificates import mount
+from headrace.wire.messages import PROTOCOL, Hello
 from headrace.wire.secret import Secret, is_loopback, refuse_plaintext, secret, shown
 
 OLD, NEW = "old-token-0123456789", "new-token-0123456789"
@@ -66,6 +68,8 @@ def test_a_file_that_is_away_for_a_while(tmp_path: Path) -> None:
 def test_no_message_and_no_repr_has_the_token() -> None:
     kept = Secret("fleet_token", text=OLD)
     assert OLD not in repr(kept)
+    assert OLD not in repr(Hello(PROTOCOL, "job", 1, 0, "n", 0, 3, token=OLD))
+    assert OLD not in repr(SecurityOptions(token=OLD))
     for given in ((), (NEW,)):
         with pytest.raises(Unauthenticated) as caught:
             kept.demand(given, "worker w0", "set fleet_token_file")
