@@ -13,6 +13,7 @@ FIRST = 5000
 MOST_SEEDS = 60
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", BUGS)
 def test_found(name: str) -> None:
     """And not by some accident of the simulation: the same seeds pass without the bug."""
@@ -25,6 +26,7 @@ def test_found(name: str) -> None:
     assert not run(result.seed).invariant
 
 
+@pytest.mark.timeout(600)
 def test_a_failing_seed_is_told_and_plays_again() -> None:
     """What a person gets to see."""
     with BUGS["token not checked"].planted():
