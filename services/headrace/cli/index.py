@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from headrace.cli.text import printable
+from headrace.core import limits
 from headrace.core.epoch_plan import EpochPlan, reads_in
 from headrace.core.errors import ConfigInvalid
 from headrace.core.job import Shuffle
@@ -122,6 +123,7 @@ async def _preview(address: str, manifest: Manifest, batch_size: int) -> _Previe
 
 def _read(path: Path) -> str:
     try:
+        limits.at_most(path.stat().st_size, limits.LIST_BYTES, f"bytes in {path}", ConfigInvalid)
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"{path} cannot be read: {error}", path=str(path)) from error

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from headrace.core import limits
 from headrace.core.errors import ManifestInvalid, SourceUnavailable
 from headrace.core.masking import mask_address
 from headrace.datasets.storage import join_address, split_address
@@ -54,6 +55,8 @@ class Manifests:
         for old in [key for key, (since, task) in self._tasks.items() if task.done() and now - since > self._keep_s]:
             del self._tasks[old]
         if address not in self._tasks:
+            reading = sum(not task.done() for _, task in self._tasks.values())
+            limits.at_most(reading + 1, limits.MANIFEST_READS, "manifests being read at a time", SourceUnavailable)
             self._tasks[address] = (now, asyncio.ensure_future(self._read(address)))
             self._tasks[address][1].add_done_callback(_seen)
         since, task = self._tasks[address]

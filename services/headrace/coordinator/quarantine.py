@@ -16,12 +16,13 @@ import structlog
 
 from headrace.coordinator.job_tables import job_table, number
 from headrace.coordinator.store import Key, Store, Stored, Table
+from headrace.core import limits
 from headrace.core.errors import StoreConflict
 from headrace.core.events import BadSample
 from headrace.core.quarantine import BadRecord, decode
 
 # Some 2 MB of keys: who has more bad samples needs no list of them.
-MAX_BAD_SAMPLES = 10_000
+MAX_BAD_SAMPLES = limits.BAD_SAMPLES_A_JOB
 BEYOND = "beyond"
 _ATTEMPTS = 20
 _PAUSE_S = 0.005

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from headrace.core import limits
 from headrace.core.errors import ProtocolMismatch
 
-MAX_WINDOW = 65536
+MAX_WINDOW = limits.WINDOW
 _MAX_INDEX = 2**64 - 1
 
 

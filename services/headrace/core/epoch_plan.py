@@ -26,12 +26,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core import limits
 from headrace.core.errors import NoSteps, SpecInvalid
 from headrace.core.job import Shuffle, Tail
 from headrace.core.permutation import MAX_SIZE, permute, permute_rows
 from headrace.core.rng import Key, below, key
 
-MAX_LANES = 6144
+MAX_LANES = limits.LANES
 
 
 def lane_count(samples: int, batch_size: int) -> int:

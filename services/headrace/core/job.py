@@ -97,8 +97,10 @@ class JobSpec:
                 f"not {shown(self.dataset)}",
                 field="dataset",
             )
-        if not 1 <= self.batch_size <= 65536:
-            raise SpecInvalid(f"batch_size must be from 1 to 65536, not {shown(self.batch_size)}", field="batch_size")
+        if not 1 <= self.batch_size <= limits.BATCH_SIZE:
+            raise SpecInvalid(
+                f"batch_size must be from 1 to {limits.BATCH_SIZE}, not {shown(self.batch_size)}", field="batch_size"
+            )
         if not isinstance(self.pipeline, PipelineSpec):
             raise SpecInvalid(f"pipeline must be a PipelineSpec(ops=(...)), not {self.pipeline!r}", field="pipeline")
         if self.tail not in get_args(Tail):

@@ -50,8 +50,8 @@ BAD_SAMPLES_A_REPORT, WAIT_CAUSES, TROUBLES = 1000, 64, 64
 ENGINE_OPS, JOBS_A_WORKER = 256, 1000
 # Kept of a job, with where and why; the rest is counted.
 BAD_SAMPLES_A_JOB = 10_000
-# Manifests being read at a time by a coordinator: each may be MANIFEST_BYTES long.
-MANIFEST_READS = 8
+# Manifests being read at a time by a coordinator: one that answers nothing keeps its place for minutes. Callers try again.
+MANIFEST_READS = 64
 
 # --- admin HTTP ---------------------------------------------------------------------------------------------------------
 # The admin API takes no bodies; a little is read and thrown away, so that a mistaken client hears its answer.

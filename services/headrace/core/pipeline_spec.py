@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
+from headrace.core import limits
 from headrace.core.errors import SpecInvalid
 from headrace.core.spec_numbers import settle
 
@@ -351,8 +352,7 @@ def _validate(spec: PipelineSpec) -> None:
     for name, kind in (("ops", tuple), ("output", Output), ("decode", Decode)):
         if not isinstance(getattr(spec, name), kind):
             raise SpecInvalid(f"pipeline.{name} must be a {kind.__name__}, not {shown(getattr(spec, name))}", field=name)
-    if len(spec.ops) > 32:
-        raise SpecInvalid("at most 32 operations", field="ops")
+    limits.at_most(len(spec.ops), limits.OPS, "operations of a pipeline", SpecInvalid, field="ops")
     for i, op in enumerate(spec.ops):
         if type(op) not in OP_NAMES:
             raise SpecInvalid(f"ops[{i}] is not an operation: {shown(op)}", field=f"ops[{i}]")

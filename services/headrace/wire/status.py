@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from headrace.core import limits
 from headrace.core.errors import (
     AccessDenied,
     CoordinatorUnavailable,
@@ -28,11 +29,6 @@ from headrace.wire.gen import batch_pb2
 
 METADATA_KEY = "headrace-error-bin"
 
-# Trailing metadata over 8 KiB is refused by gRPC's defaults, and the error would be lost with it.
-_MAX_MESSAGE_CHARS = 2000
-_MAX_ID_CHARS = 200
-_MAX_IDS = 16
-_MAX_DETAILS_CHARS = 500
 
 # What a status without a detail means: the answer came from gRPC itself or from a proxy, not from a Headrace service.
 _BARE: dict[grpc.StatusCode, type[HeadraceError]] = {
@@ -52,18 +48,18 @@ def status_of(error: HeadraceError) -> grpc.StatusCode:
 
 def detail_of(error: HeadraceError) -> bytes:
     """The serialised ErrorDetail of an error, at most about 6 KiB."""
-    detail = batch_pb2.ErrorDetail(code=type(error).code, message=_text(error.message, _MAX_MESSAGE_CHARS))
-    for key, value in sorted(error.ids.items())[:_MAX_IDS]:
+    detail = batch_pb2.ErrorDetail(code=type(error).code, message=_text(error.message, limits.STATUS_MESSAGE_CHARS))
+    for key, value in sorted(error.ids.items())[: limits.STATUS_IDS]:
         if isinstance(value, int) and -(2**63) <= value < 2**63:
             detail.number_ids[key] = value
         else:
-            detail.text_ids[key] = _text(str(value), _MAX_ID_CHARS)
+            detail.text_ids[key] = _text(str(value), limits.STATUS_ID_CHARS)
     return detail.SerializeToString()
 
 
 def details_of(error: HeadraceError) -> str:
     """The status message of an error, for clients that read no ErrorDetail."""
-    return _text(str(error), _MAX_DETAILS_CHARS)
+    return _text(str(error), limits.STATUS_DETAILS_CHARS)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: HeadraceError) -> NoReturn:
