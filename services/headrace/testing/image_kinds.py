@@ -173,9 +173,9 @@ def good_others() -> list[ImageKind]:
         ]
     if features.check("avif"):
         kinds += [
-            ImageKind("avif", encode(image, "AVIF", quality=90, max_threads=1)),
-            ImageKind("avif_exif_6", encode(image, "AVIF", quality=90, max_threads=1, exif=exif(6))),
-            ImageKind("avif_rgba", encode(alpha, "AVIF", quality=90, max_threads=1)),
+            ImageKind("avif", encode(image, "AVIF", quality=90, max_threads=1, speed=10)),
+            ImageKind("avif_exif_6", encode(image, "AVIF", quality=90, max_threads=1, speed=10, exif=exif(6))),
+            ImageKind("avif_rgba", encode(alpha, "AVIF", quality=90, max_threads=1, speed=10)),
         ]
     return kinds
 
