@@ -114,6 +114,19 @@ def test_no_call_of_a_rank_passes_without_the_jobs_token(fleet: Cluster, dataset
             assert isinstance(error_from_rpc(caught.value), Unauthenticated)
 
 
+def test_ranks_are_not_told_the_hashes_that_workers_are(fleet: Cluster, dataset: Path) -> None:
+    with enter(fleet) as client:
+        job = client.job("joined", dataset=dataset, batch_size=8)
+    who = pb.RankId(job="joined", attempt=0, rank=0, nonce="n")
+    join = pb.JoinSessionRequest(protocol=messages.PROTOCOL, id=who, world=1, plan_hash=job.plan_hash)
+    metadata = [(HEADER, f"Bearer {secured(fleet).token('job')}")]
+    with open_channel(fleet.addresses, (), ClientTls(paths(secured(fleet).directory / "trainers"))) as channel:
+        stub: Any = CoordinatorServiceStub(channel)  # type: ignore[no-untyped-call]
+        answer = stub.JoinSession(join, metadata=metadata, timeout=DEADLINE_S)
+    assert answer.HasField("session")
+    assert not answer.session.token_hashes
+
+
 def ask_local(path: str, hello: messages.Hello) -> messages.Message:
     """First answer of a worker's Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -306,7 +319,7 @@ def test_a_service_does_not_take_tokens_without_tls_from_other_machines(service:
     running = start_service(service, [*arguments, *more, "--allow-plaintext-tokens"], tmp_path / "log")
     try:
         running.wait_until(lambda: f'"{service}_ready"' in running.log.read_text(), "begun", DEADLINE_S)
-        assert running.log.read_text().count('"open_to_all"') == 1
+        assert running.log.read_text().count('"not_secured"') == 1
     finally:
         running.stop(DEADLINE_S)
 

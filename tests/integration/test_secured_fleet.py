@@ -80,7 +80,7 @@ def test_exactly_once_by_both_transports_with_new_certificates_and_a_worker_kill
         assert token.encode() not in stored
         assert not any(token in word for word in commands)
     assert b"token_hashes" in stored
-    assert "open_to_all" not in written
+    assert "not_secured" not in written
     assert any("headrace.client.fetcher" in word for word in commands)
     assert '"certificate_reloaded"' in logs["worker-1"]
     assert '"certificate_refused"' not in written

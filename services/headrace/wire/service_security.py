@@ -54,12 +54,12 @@ def check_plaintext(settings: TlsSettings, has_tokens: bool, tls: bool, hosts: I
 
 
 def tell_open(addresses: Iterable[str], **lacks: Any) -> None:
-    """One line that says what anyone who reaches these addresses may do. lacks: name -> whether it is lacking."""
+    """One line for a service that is open in some way. lacks: name -> whether it is lacking."""
     missing = [name for name, lacking in lacks.items() if lacking]
     if missing:
         log.warning(
-            "open_to_all",
+            "not_secured",
             addresses=", ".join(address for address in addresses if address),
             lacks=", ".join(missing),
-            note="whoever reaches these addresses can use them; see 'TLS and tokens' in the README",
+            note="whoever reaches these addresses can read or use what these would guard; see 'TLS and tokens' in the README",
         )
