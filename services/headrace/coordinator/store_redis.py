@@ -8,6 +8,7 @@ or goes away and comes back, needs no restart of the coordinator.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
@@ -20,15 +21,18 @@ import redis.asyncio.sentinel
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from headrace.coordinator.store import Key, Loaded, Stored, Table
-from headrace.core.errors import ConfigInvalid, StoreUnavailable
+from headrace.core import limits
+from headrace.core.errors import ConfigInvalid, RecordInvalid, StoreUnavailable
 from headrace.core.masking import mask_address
 
 _Result = TypeVar("_Result")
 # Lua's unpack and Redis' own limits make a script call with more arguments fail.
 _MAX_ITEMS = 1000
+_MOST_HINT_BYTES = 200
+_DIGITS = re.compile(rb"[0-9]{1,40}")
 # Each has a connection of its own, which stays open. A call takes a millisecond, so that a thousand ranks that report at once
 # wait for some milliseconds; without a bound the pool's own would refuse the hundred-and-first of them.
 _CALLS_AT_ONCE = 16
@@ -63,15 +67,15 @@ class RedisStore:
         tables: dict[Table, Mapping[str, Stored]] = {}
         stamps: dict[Table, int] = {}
         for (table, fields), (stamp, values) in zip(wanted.items(), answers, strict=True):
-            stamps[table] = int(stamp)
+            stamps[table] = _stamp(stamp)
             if fields is not None:
                 tables[table] = {field: _stored(value) for field, value in zip(fields, values or (), strict=False) if value}
             elif values is None:
                 tables[table] = cached[table][1]
             else:
                 pairs = zip(values[::2], values[1::2], strict=True)
-                records = {field.decode(): _stored(value) for field, value in pairs if field != b"#"}
-                self._cache[table] = (int(stamp), records)
+                records = {field.decode(errors="replace"): _stored(value) for field, value in pairs if field != b"#"}
+                self._cache[table] = (_stamp(stamp), records)
                 tables[table] = records
         return Loaded(int(now), tables, stamps)
 
@@ -106,7 +110,7 @@ class RedisStore:
                     # The deadline lets a connection that died silently be noticed by the client's health check.
                     message = await channel.get_message(timeout=5.0)
                     if message is not None:
-                        yield message["data"].decode()
+                        yield message["data"][:_MOST_HINT_BYTES].decode(errors="replace")
 
     def forget(self, group: str) -> None:
         """See Store."""
@@ -141,6 +145,12 @@ class RedisStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
+        except ResponseError as error:
+            if "WRONGTYPE" in str(error):  # one key that is no table; the store itself is well
+                raise RecordInvalid(
+                    f"a key of ours at {self._where} holds something else than records: remove it", store=self._where
+                ) from error
+            raise StoreUnavailable(f"the store at {self._where} cannot be used: {error}", store=self._where) from error
         except (RedisError, OSError, TimeoutError) as error:
             text = str(error) or type(error).__name__
             raise StoreUnavailable(f"the store at {self._where} cannot be used: {text}", store=self._where) from error
@@ -151,8 +161,14 @@ def _script(name: str) -> str:
 
 
 def _stored(value: bytes) -> Stored:
+    """What somebody else wrote may have no stamp: then it has the one that the scripts see in it, and is what it is."""
     stamp, _, data = value.partition(b" ")
-    return Stored(int(stamp), data)
+    return Stored(_stamp(stamp), data)
+
+
+def _stamp(text: bytes) -> int:
+    digits = _DIGITS.match(text)
+    return int(digits.group()) if digits else 0
 
 
 class _PasswordFile(CredentialProvider):
@@ -186,6 +202,7 @@ def connect(url: str, prefix: str = "headrace", timeout_s: float = 2.0, *, passw
         "retry": Retry(NoBackoff(), 1),
         "health_check_interval": 15,
     }
+    limits.at_most(len(url), limits.ADDRESS_CHARS, "characters in the store's address", ConfigInvalid, field="store")
     where = mask_address(url)
     try:
         parts = urlsplit(url)

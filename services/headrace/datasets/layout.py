@@ -69,15 +69,17 @@ async def _named_tars(address: str) -> Layout:
     return Layout(directory, storage, "webdataset", files)
 
 
-def expand_braces(pattern: str) -> list[str]:
+def expand_braces(pattern: str, most: int = limits.SHARDS) -> list[str]:
     """`a-{000..002}.tar` -> a-000.tar, a-001.tar, a-002.tar; a name without braces is itself. Raises ConfigInvalid."""
+    limits.at_most(len(pattern), limits.ADDRESS_CHARS, "characters in a pattern of shards", ConfigInvalid)
     names, rest = [""], pattern
     while (match := _BRACES.search(rest)) is not None:
         first, last = match.groups()
         if len(last) > 18 or len(first) > 18 or int(last) < int(first):
             raise ConfigInvalid(f"{match.group()[:60]} is not a range of shards")
         count = (int(last) - int(first) + 1) * len(names)
-        limits.at_most(count, limits.SHARDS, "shards that the braces name", ConfigInvalid)
+        limits.at_most(count, most, "shards that the braces name", ConfigInvalid)
+        limits.at_most(count * len(pattern), limits.LIST_BYTES, "characters of shards' names", ConfigInvalid)
         numbers = [f"{rest[: match.start()]}{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
         names = [name + number for name in names for number in numbers]
         rest = rest[match.end() :]

@@ -8,7 +8,7 @@
 local key, bound = KEYS[1], tonumber(ARGV[1])
 local time = redis.call('TIME')
 local newest = time[1] * 1000000 + time[2]
-local last = tonumber(redis.call('HGET', key, '#') or '0')
+local last = tonumber(redis.call('HGET', key, '#') or '0') or 0
 if last >= newest then
   newest = last + 1
 end

@@ -21,7 +21,7 @@ end
 local time = redis.call('TIME')
 local newest = time[1] * 1000000 + time[2]
 for _, key in ipairs(KEYS) do
-  local stamp = tonumber(redis.call('HGET', key, '#') or '0')
+  local stamp = tonumber(redis.call('HGET', key, '#') or '0') or 0
   if stamp >= newest then
     newest = stamp + 1
   end

@@ -222,10 +222,14 @@ class _Reader:
 
 def _read_address(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
-    for call in (split_address, places.local_path, places.split_address, places.check_path, expand_braces, _store):
+    for call in (split_address, places.local_path, places.split_address, places.check_path, _braces, _store):
         with contextlib.suppress(HeadraceError):
             call(text)
     mask_address(text)
+
+
+def _braces(text: str) -> None:
+    assert len(expand_braces(text, 500)) <= 500
 
 
 def _store(text: str) -> None:
