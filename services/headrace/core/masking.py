@@ -10,7 +10,8 @@ import re
 
 MASK = "***"
 # An address ends where a text goes on: at blanks, quotes and brackets, and at a comma before another address.
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://((?:(?!,[A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>])*)")
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
+_ADDRESS = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*)://([^\s\"'<>,]*(?:,(?!{_SCHEME})[^\s\"'<>,]*)*)")
 # Their paths are short and hold no @, while their passwords are often not escaped.
 _STORES = ("redis", "rediss", "unix", "sentinel")
 
