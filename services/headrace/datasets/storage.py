@@ -120,8 +120,13 @@ def check_path(path: str) -> str:
 def local_path(address: str) -> Path | None:
     """The local path that an address names, or None for a remote one. Raises ConfigInvalid for an unknown scheme."""
     match = _SCHEME.match(address)
+    if "\0" in address:
+        raise ConfigInvalid(f"{address[:100]!r} has a character that no address has", address=address[:100])
     if match is None:
-        return Path(address).expanduser()
+        try:
+            return Path(address).expanduser()
+        except RuntimeError as error:  # no such user
+            raise ConfigInvalid(f"{address} cannot be found: {error}", address=address) from error
     scheme = match.group(1).lower()
     if scheme == "file":  # what stands before the path would be another host
         return Path(unquote("/" + address[match.end() :].partition("/")[2]))

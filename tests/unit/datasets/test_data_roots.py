@@ -125,3 +125,11 @@ async def test_an_object_that_is_too_long_is_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)  # a hole: it takes no room
     with pytest.raises(ManifestInvalid, match="at most"):
         await load_manifest(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "address", ["~nobody-of-that-name/set", "~\0/set", "/data\0/set", "s3://bucket/\0", "http://[::1/set", "file://\0"]
+)
+async def test_an_address_that_none_can_be_is_told(address: str) -> None:
+    with pytest.raises(ConfigInvalid):
+        await load_manifest(address)

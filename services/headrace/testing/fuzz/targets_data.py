@@ -238,7 +238,8 @@ def _store(text: str) -> None:
 
 _ADDRESSES = (
     "redis://user:pass@host:6379/0", "sentinel://:pass@a:1,b:2/name/0", "unix:///tmp/x.sock", "s3://bucket/a/b?versionId=1",
-    "https://user:pass@host/x-{000..003}.tar?X-Amz-Signature=abc", "file:///data/x", "/data/a-{0..9}.tar", "[::1]:7300",
+    "https://user:pass@host/x-{000..003}.tar?X-Amz-Signature=abc", "file:///data/x", "/data/a-{0..9}.tar",
+    "~nobody-of-that-name/x", "~/x", "[::1]:7300",
 )  # fmt: skip
 
 

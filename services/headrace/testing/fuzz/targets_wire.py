@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 from xxhash import xxh3_64
 
+from headrace.client.batch import Batch, pixel_view
 from headrace.client.fetch_slots import FetchSlots
 from headrace.client.transports import fetch_protocol
 from headrace.core.batch import MILESTONES, BatchMeta
@@ -21,6 +22,7 @@ from headrace.testing.fuzz.runner import Target
 from headrace.wire import messages, slot_format, status
 from headrace.wire.batch_meta import decode_meta, encode_meta
 from headrace.wire.messages import Chunk, Drain, Failed, Hello, Next, Ready, Refuse, Started, Welcome
+from headrace.wire.meta_head import read_head, read_milestones
 
 _HELLO = Hello(messages.PROTOCOL, "job", 1, 0, "nonce", 3, 8, (4, 6), "token")
 _MESSAGES = (
@@ -72,9 +74,19 @@ def _with_crc(_rng: Random, data: bytes) -> bytes:
 
 
 def _read_slot(data: bytes) -> None:
+    """As the client does: what each hand-over needs first, then what the trainer asks for."""
     slot = memoryview(data)
     header = slot_format.read_header(slot)
-    decode_meta(slot[header.meta_offset : header.meta_offset + header.meta_bytes])
+    meta = bytearray(slot[header.meta_offset : header.meta_offset + header.meta_bytes])
+    head = read_head(meta)
+    read_milestones(meta)
+    if header.shape == (3, 4, 4, 3) and header.dtype == "uint8" and header.pixel_bytes == 144:  # as client.handover demands
+        batch = Batch(head, meta, header, pixel_view(slot, header), "shm")
+        assert batch.pixels.nbytes == 144
+        assert batch.labels is None or len(batch.labels) == head.samples
+        assert len(batch.status) == head.samples
+        assert len(batch.keys) == len(batch.sample_ids) == head.samples
+        list(batch.substituted)
 
 
 def _read_message(data: bytes) -> None:
