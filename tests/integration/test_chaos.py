@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(400)
 
 def test_a_storm_loses_nothing_and_leaves_nothing_behind(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)  # fresh each time: as real processes keep their own time, no run is repeated
-    print(f"make chaos SEED={seed}; logs in {tmp_path}")
-    report = run_chaos(Settings(seed, tmp_path, round_s=20.0, samples=480))
+    print(f"make chaos SEED={seed}{' ARGS=--secure' * (seed % 2)}; logs in {tmp_path}")
+    report = run_chaos(Settings(seed, tmp_path, round_s=15.0, samples=480, secure=bool(seed % 2)))
     print(report.to_dict())
     assert report.faults.total() >= 3
     assert report.epochs_audited > 0 and report.batches >= report.epochs_audited * 480 // 20

@@ -50,6 +50,11 @@ class Secured:
         """Where `fleet`, `job` or `admin` lies."""
         return self.directory / "tokens" / name
 
+    @property
+    def ca(self) -> str:
+        """File of the certificate that all others are signed with."""
+        return paths(self.directory / "trainers").ca
+
     def _all_tokens(self) -> dict[str, bytes]:
         files = [self.token_file(name) for name in ("fleet", "job", "admin")]
         return {file.name: file.read_bytes() for file in files if file.exists()}

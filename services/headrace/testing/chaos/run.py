@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import ssl
 import time
 import urllib.request
 from collections import Counter
@@ -32,9 +33,10 @@ TRANSPORTS = ["shm", "auto", "grpc"]
 STORM_BEGINS, STORM_ENDS = 0.05, 0.85
 TURN_S = 0.1
 REST_S, REST_DEADLINE_S = 3.0, 40.0
-# What is bounded and only made when it is first needed. All rounds are compared with the one yardstick, so that a leak of one a
-# round shows in the end. Threads: of asyncio's pool (6 on two cores) and of gRPC's. Descriptors: a coordinator's connections to
-# the store (16 calls at once and the hints), a worker's channel to each replica and its end there. Memory: what allocators keep.
+# What is bounded and only made when it is first needed. All rounds are compared with the one yardstick, so that a leak of one
+# each round shows in the end. Threads: of asyncio's pool (6 on two cores) and of gRPC's. Descriptors: a coordinator's
+# connections to the store (16 calls at once and the hints), a worker's channel to each replica and its end there. Memory: what
+# allocators keep.
 ALLOWED = {
     "store": Allowance(descriptors=40, threads=8, memory_bytes=64 << 20),
     "coordinator": Allowance(descriptors=26, threads=8, memory_bytes=64 << 20),
@@ -53,7 +55,8 @@ class ChaosFailed(HeadraceError):
 class Settings:
     """A chaos run. seed: of the storm's choices; real processes keep time of their own, so a seed repeats no run exactly.
 
-    round_s: about how long a round takes if nothing is broken. step_s: pretended training step.
+    round_s: about how long a round takes if nothing is broken. step_s: pretended training step. secure: all by mutual TLS and
+    with tokens; certificates are renewed on the way.
     """
 
     seed: int
@@ -66,6 +69,7 @@ class Settings:
     batch_size: int = 20
     step_s: float = 0.3
     weather: Weather = field(default_factory=Weather)
+    secure: bool = False
 
 
 @dataclass(slots=True)
@@ -103,7 +107,14 @@ def run_chaos(settings: Settings, go_on: Callable[[Report], bool] = lambda repor
     report = Report(settings.seed)
     with (
         Links(str(settings.seed)) as links,
-        Cluster(settings.directory, coordinators=settings.coordinators, workers=settings.workers, route=links.route) as fleet,
+        Cluster(
+            settings.directory,
+            coordinators=settings.coordinators,
+            workers=settings.workers,
+            route=links.route,
+            tls=settings.secure,
+            tokens=settings.secure,
+        ) as fleet,
     ):
         rounds = _Rounds(settings, job, fleet, links, report)
         rounds.undisturbed()
@@ -115,6 +126,17 @@ def run_chaos(settings: Settings, go_on: Callable[[Report], bool] = lambda repor
 def _pipeline() -> PipelineSpec:
     crop = RandomResizedCrop((224, 224), scale=(0.35, 1.0))
     return PipelineSpec(ops=(crop, HorizontalFlip(), ColorJitter(brightness=0.05)))
+
+
+def _ask(fleet: Cluster, path: str) -> Any:
+    """GET of an admin API."""
+    secured = fleet.secured
+    if secured is None:
+        with urllib.request.urlopen(f"http://{path}", timeout=0.5) as answer:
+            return json.load(answer)
+    request = urllib.request.Request(f"https://{path}", headers={"Authorization": f"Bearer {secured.token('admin')}"})
+    with urllib.request.urlopen(request, timeout=1.0, context=ssl.create_default_context(cafile=secured.ca)) as answer:  # noqa: S310
+        return json.load(answer)
 
 
 class _Rounds:
@@ -179,7 +201,16 @@ class _Rounds:
     def _trainer(self, name: str, rng: random.Random, step_s: float) -> Trainer:
         job = replace(self._job, name=name)
         out = self._settings.directory / name
-        return Trainer(job, self._fleet.addresses, TRANSPORTS, out, epochs=self._epochs, step_s=step_s, rng=rng)
+        return Trainer(
+            job,
+            self._fleet.addresses,
+            TRANSPORTS,
+            out,
+            epochs=self._epochs,
+            step_s=step_s,
+            rng=rng,
+            environment=self._fleet.environment,
+        )
 
     def _follow(self, trainer: Trainer, storm: Storm | None) -> None:
         """Until all ranks are done."""
@@ -203,8 +234,7 @@ class _Rounds:
         """Note how many lanes each attempt has moved, if a coordinator tells."""
         for member in self._fleet.coordinators:
             try:
-                with urllib.request.urlopen(f"http://{member.admin_address}/api/jobs/{job}", timeout=0.5) as answer:
-                    view = json.load(answer)
+                view = _ask(self._fleet, f"{member.admin_address}/api/jobs/{job}")
             except OSError:  # killed, paused, or not there yet
                 continue
             moved[view["attempt"]] = max(view["lanes_moved"], moved.get(view["attempt"], 0))

@@ -77,6 +77,8 @@ class Storm:
             "link again": self._bad_link,
             "link once more": self._bad_link,
         }
+        if fleet.secured is not None:
+            self._kinds = {**self._kinds, "certificates renewed": self._renew}
 
     @property
     def calm(self) -> bool:
@@ -163,6 +165,13 @@ class Storm:
         store.kill()
         self.bytes_forgotten += cut_since(self._fleet.store_dir, killed_s - 1)
         return self._begin(kind, store.name, lambda: self._start(store))
+
+    def _renew(self, kind: str) -> _Fault | None:
+        """As a secret's rotation does; whoever is there goes on, whoever comes shows the new one."""
+        assert self._fleet.secured is not None
+        who = self._rng.choice(["services", "trainers"])
+        self._fleet.secured.renew(who)
+        return self._begin(kind, who, lambda: True, at_once=True)
 
     @staticmethod
     def _start(member: Member) -> bool:

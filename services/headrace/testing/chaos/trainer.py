@@ -21,7 +21,10 @@ JOIN_DEADLINE_S = 90.0
 
 
 class Trainer:
-    """See the module. transports: one for each rank. All methods are for the thread that made it: ranks end with that."""
+    """See the module. transports: one for each rank. environment: variables of each.
+
+    All methods are for the thread that made it: ranks end with that.
+    """
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class Trainer:
         epochs: int,
         step_s: float,
         rng: random.Random,
+        environment: dict[str, str] | None = None,
     ) -> None:
         out.mkdir(parents=True)
         self.job = job
@@ -42,6 +46,7 @@ class Trainer:
         self._epochs = epochs
         self._step_s = step_s
         self._rng = rng
+        self._environment = environment
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         self._progress = [0.0] * len(transports)
         self._done: dict[int, dict[str, Any]] = {}
@@ -86,7 +91,7 @@ class Trainer:
                 join_deadline_s=JOIN_DEADLINE_S,
                 journal=str(self._path(rank, "journal")),
             )
-            self.ranks.append(start_rank(task, self._path(rank, "log"), self._events))
+            self.ranks.append(start_rank(task, self._path(rank, "log"), self._events, self._environment))
 
     def kill(self) -> None:
         """SIGKILL to all ranks."""
