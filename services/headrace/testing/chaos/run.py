@@ -41,7 +41,7 @@ ALLOWED = {
     "store": Allowance(descriptors=40, threads=8, memory_bytes=64 << 20),
     "coordinator": Allowance(descriptors=26, threads=8, memory_bytes=64 << 20),
     "worker": Allowance(descriptors=8, threads=8, memory_bytes=64 << 20),
-    "rank": Allowance(descriptors=4, threads=4, memory_bytes=64 << 20),
+    "rank": Allowance(descriptors=2, threads=2, memory_bytes=64 << 20),
 }
 
 
