@@ -12,7 +12,7 @@ from headrace.core import session_state, tick
 from headrace.core.arrivals import Arrivals, Verdict
 from headrace.core.credit import CreditWindow
 from headrace.core.events import JobState
-from headrace.core.records import LaneRecord, WorkerRecord
+from headrace.core.records import LaneRecord
 from headrace.core.session_plan import SessionPlan
 from headrace.worker.producer import Producer
 
@@ -94,9 +94,15 @@ def _compare_and_set_ignored(old: Any) -> Any:
     return commit
 
 
-def _the_dead_are_alive(old: Any) -> Any:
-    """A worker's lanes stay with it, whatever became of its heartbeats."""
-    return lambda self, now_us: True
+def _lanes_never_move(old: Any) -> Any:
+    """A lane stays with its first owner, whatever became of that one."""
+
+    def move(state: JobState, fleet: Any, now_us: int) -> Any:
+        new, _ = old(state, fleet, now_us)
+        kept = {number: state.lanes[number] for number in state.lanes if state.lanes[number].owner}
+        return replace(state, lanes={**new.lanes, **kept}), ()
+
+    return move
 
 
 def _wish_forgotten(old: Any) -> Any:
@@ -132,7 +138,7 @@ BUGS: dict[str, Bug] = {
     ),
     "commit may go back": Bug(session_state, "_progress", _commit_may_go_back, ("committed_never_goes_back",)),
     "compare-and-set ignored": Bug(MemoryStore, "commit", _compare_and_set_ignored, ()),
-    "dead workers count as alive": Bug(WorkerRecord, "alive", _the_dead_are_alive, LIVENESS),
+    "lanes never move": Bug(tick, "_move", _lanes_never_move, LIVENESS),
     "producer not woken for leases": Bug(Producer, "leases_changed", _wish_forgotten, LIVENESS),
     "lost sessions are not healed": Bug(session_state, "_heal", _session_not_healed, LIVENESS),
     "adopts whatever is said": Bug(session_state, "_adopt", _adopted_unseen, ()),

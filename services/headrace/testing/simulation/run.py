@@ -17,7 +17,7 @@ from headrace.testing.simulation.trace import Trace, Violation
 from headrace.testing.simulation.world import World
 
 # A sound run takes some 10,000.
-MOST_STEPS = 400_000
+MOST_STEPS = 200_000
 SHOWN = 25
 
 

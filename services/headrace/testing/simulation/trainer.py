@@ -136,6 +136,7 @@ class Rank:
         self._woken = asyncio.Event()
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
         self.on_recorded: Callable[[int], None] = lambda _: None
         self.on_table: Callable[[pb.WatchSessionResponse], None] = lambda _: None
         host.on_death.append(self._died)
@@ -201,7 +202,7 @@ class Rank:
         self.stream._state = state
         self.stream.join()
         self.host.start(self._turns(), "intake")
-        self.host.start(self._reports(), "control")
+        self._reporting = self.host.start(self._reports(), "control")
         self._watching = self.host.start(self._watches(), "watch")
 
     def _wake(self) -> None:
@@ -308,6 +309,8 @@ class Rank:
         assert self.stream is not None
         self.stream._expire()
         link._stop.set()
+        if self._reporting is not None:
+            await asyncio.wait([self._reporting], timeout=CALL_DEADLINE_S + 1)  # as close() joins the thread
         if link._ended is None:
             snapshot = link._progress.snapshot()
             request = pb.LeaveSessionRequest(id=link._id, last=link._report_message(snapshot))
