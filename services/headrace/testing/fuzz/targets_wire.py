@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
 import struct
 import zlib
 from dataclasses import replace
@@ -15,6 +18,7 @@ from xxhash import xxh3_64
 from headrace.client.batch import Batch, pixel_view
 from headrace.client.fetch_slots import FetchSlots
 from headrace.client.transports import fetch_protocol
+from headrace.client.transports.local import LocalLink
 from headrace.core.batch import MILESTONES, BatchMeta
 from headrace.core.errors import HeadraceError, from_code
 from headrace.testing.fuzz.mutate import json_after
@@ -24,6 +28,7 @@ from headrace.wire.batch_meta import decode_meta, encode_meta
 from headrace.wire.messages import Chunk, Drain, Failed, Hello, Next, Ready, Refuse, Started, Welcome
 from headrace.wire.meta_head import read_head, read_milestones
 
+_F_ADD_SEALS, _SEALS = 1033, 2 | 16  # shrinking, writing by others
 _HELLO = Hello(messages.PROTOCOL, "job", 1, 0, "nonce", 3, 8, (4, 6), "token")
 _MESSAGES = (
     _HELLO,
@@ -132,6 +137,61 @@ def _fill_slots(data: bytes) -> None:
         assert not any(memory[:8192]), "written to the slot of an index that is had"
 
 
+class _Link(LocalLink):
+    """A rank's link over a socket that is connected already."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.number, self.worker, self.slab, self._unsent = 1, "w", None, None
+        self._buffer = bytearray(messages.MAX_CONTROL_BYTES)
+        connected.setblocking(False)
+        self.socket = connected
+
+
+class _Worker:
+    """The other end of a rank's Unix socket, which says what it is given, with memory or with none."""
+
+    def __init__(self) -> None:
+        self._memory = os.memfd_create("fuzz", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._memory, 8 << 12)
+        os.posix_fallocate(self._memory, 0, 8 << 12)
+        fcntl.fcntl(self._memory, _F_ADD_SEALS, _SEALS)
+
+    def speak(self, data: bytes) -> None:
+        """Messages with two bytes of length each; the upper four bits say how many descriptors ride along."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count
+        link = _Link(ours)
+        try:
+            at = 0
+            while at + 2 <= len(data):
+                (head,) = struct.unpack_from("<H", data, at)
+                length, count = head & 0xFFF, head >> 12
+                socket.send_fds(theirs, [data[at + 2 : at + 2 + length]], [self._memory] * count)
+                at += 2 + length
+                list(link.receive())
+        finally:
+            if link.slab is not None:
+                assert link.slab.close(0)
+            assert len(os.listdir("/proc/self/fd")) == before, "a descriptor was kept"  # noqa: PTH208
+            link.close()
+            theirs.close()
+
+
+def _sayings() -> list[bytes]:
+    def said(message: messages.Message, descriptors: int = 0) -> bytes:
+        raw = messages.encode(message)
+        return struct.pack("<H", len(raw) | descriptors << 12) + raw
+
+    welcome = Welcome(messages.PROTOCOL, "w", 1, 2, 4 << 12)
+    rest = said(Started(0, 5)) + said(Ready(0, 5, 1, 5000)) + said(Failed(1, "batch_failed", "why", {"key": "k"}))
+    return [
+        said(welcome, 1) + rest + said(Drain()),
+        said(welcome, 3),
+        said(Refuse("internal", "why", {})),
+        said(welcome, 1) * 2,
+    ]
+
+
 class _Failed(grpc.RpcError):
     """A call that ended with an error detail."""
 
@@ -169,6 +229,7 @@ def targets() -> list[Target]:
         Target("fetch_protocol", [fetch_protocol.encode(one) for one in piped], fetch_protocol.decode, special=json_after(5)),
         Target("batch_meta", _metas(), decode_meta),
         Target("slot", _slots(), _read_slot, repair=_with_crc),
+        Target("client_link", _sayings(), _Worker().speak),
         Target("chunks", _streams(), _fill_slots),
         Target("error_detail", [status.detail_of(error), status.detail_of(from_code("no_steps", "x", {}))], _read_error),
     ]
