@@ -1,7 +1,7 @@
 # Everything a person needs, from an empty clone: `make demo`, `make test`. The work is done by small scripts in tools/.
 # Only make, a shell and Python >= 3.11 are assumed; PYTHON=/path/to/python chooses one.
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate chaos soak fuzz lint format proto clean
+.PHONY: help demo test chart simulate chaos soak fuzz lint format proto clean
 BIN := .venv/bin
 
 help: ## Print this list
@@ -12,8 +12,9 @@ demo: ## Run a store, coordinators, workers and trainers on this machine, break 
 	@$(BIN)/headrace demo $(ARGS)
 
 test: ## Check the code and run all tests (about ten minutes on two cores)
-	@tools/setup.sh test,lint
+	@tools/setup.sh test,lint,chart
 	@tools/redis.sh
+	@tools/helm.sh
 	@tools/lint.sh
 	@tools/test.sh $(ARGS)
 
@@ -32,6 +33,11 @@ soak: ## Train small epochs under faults for MINUTES=30 and see whether anything
 fuzz: ## Feed hostile bytes to everything that parses, for MINUTES=5; SEED= repeats a run
 	@tools/setup.sh test
 	@$(BIN)/python -m headrace.testing.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+chart: ## Render the Helm chart with Helm 3 and 4, and check all that it makes
+	@tools/setup.sh test,lint,chart
+	@tools/helm.sh
+	@tools/test.sh -q tests/chart $(ARGS)
 
 lint: ## Check style, types, the direction of imports, and the protocol files
 	@tools/setup.sh test,lint
