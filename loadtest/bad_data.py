@@ -170,7 +170,8 @@ Target: at most 5% more: {"reached" if median <= LIMIT else "missed"}.
 The bad files are, in turn: cut in the middle, overwritten in the middle (decoded up to there), empty, a web page, huge by the
 header, and ended early with zeros after. What a header shows costs nothing to refuse; each of them costs one more decode, of
 the good sample that stands in. Measured on {os.cpu_count()} CPUs at a load average of {load:.1f} before the run; CPU time
-depends on what else runs, which is why each round compares the two side by side.
+depends on what else runs, which is why each round compares the two side by side. Where an interval reaches below zero, the
+machine's noise is larger than the effect, of which some 1% of the worker's time (the decodes of stand-ins) is to be expected.
 """
 
 
