@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -88,6 +91,30 @@ def test_a_fetcher_that_hangs_is_named_killed_and_started_again(bench: Bench, mo
     intake.fail(WaitTimeout("enough"))
     waiter.join()
     until(lambda: not psutil.pid_exists(fetcher.pid), "it is killed")
+
+
+def test_a_fetcher_that_cannot_be_started_is_named_and_started_when_it_can(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = FetchHost.start
+    failing = [True]
+
+    def refused(self: FetchHost, *arguments: Any) -> socket.socket:
+        if failing:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return start(self, *arguments)
+
+    monkeypatch.setattr(FetchHost, "start", refused)
+    worker = bench.worker()
+    intake = bench.intake("grpc")
+    intake.update(bench.tables.give(worker))
+    taken: list[int] = []
+    waiter = threading.Thread(target=lambda: taken.append(intake.take(0, DEADLINE_S).index))
+    waiter.start()
+    until(lambda: "it cannot be started: [Errno 24]" in intake.status().awaited, "the wait says why nothing comes")
+    failing.clear()
+    waiter.join()
+    assert taken == [0]
 
 
 def test_batches_go_on_after_a_fetcher_hung(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

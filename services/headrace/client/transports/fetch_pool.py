@@ -53,6 +53,7 @@ class FetchPool:
         self._retry_at_s = 0.0
         self._failures = 0
         self._dying_until_s = 0.0
+        self.trouble = ""  # why there is no process now, for a message
         self._dying: list[FetchHost] = []  # given up, their processes not known to be dead
         self.host: FetchHost | None = None
 
@@ -140,6 +141,7 @@ class FetchPool:
         status = self._stop()
         self._dying_until_s = now_s + _DYING_S
         self._failures += 1
+        self.trouble = f"the fetcher process ended: {reason}"
         self._retry_at_s = now_s + backoff_s(self._failures)
         log.warning("fetcher_end", reason=reason, exit_status="none" if status is None else status, failures=self._failures)
         if self._failures >= _MOST_STARTS:

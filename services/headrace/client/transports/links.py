@@ -136,6 +136,7 @@ class Links:
         host = self.fetch.running(now_s)
         if host is None:
             peer.retry_at_s = self.fetch.retry_at_s
+            peer.last_error = self.fetch.trouble
             return
         self._me.calls.check_plaintext(peer.endpoint.grpc)
         number = next(self._numbers)
