@@ -53,11 +53,15 @@ def soaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Soak, Soak
     """One as it is, and one in which processes leak."""
     sound, leaky = tmp_path_factory.mktemp("sound") / "out", tmp_path_factory.mktemp("leaky") / "out"
     plants = json.dumps([[kind, words] for kind, (words, _, _) in PLANTED.items()])
-    planted = {"HEADRACE_TEST_PLANTS": plants, "PYTHONPATH": str(PLANTS)}
+    path = os.pathsep.join(filter(None, [str(PLANTS), os.environ.get("PYTHONPATH", "")]))
+    seed = str(int(os.environ["HEADRACE_TEST_SEED"]) % 2**31)
     running = [
-        start(sound, "--minutes", "1.7"),
-        start(leaky, "--minutes", "0.5", "--settle-s", "1", environment=planted),
-    ]
+        start(sound, "--minutes", "1.6", "--seed", seed),
+        start(
+            leaky, "--minutes", "0.5", "--settle-s", "1", "--seed", seed,
+            environment={"HEADRACE_TEST_PLANTS": plants, "PYTHONPATH": path},
+        ),
+    ]  # fmt: skip
     try:
         yield end(running[0], sound), end(running[1], leaky)
     finally:

@@ -107,7 +107,7 @@ class Report:
     def page(self) -> str:
         """The page."""
         seen = self._seen
-        verdict = "**Nothing grew and nothing was lost.**" if self.passed else "**Failed:**"
+        verdict = "**No leak was found, and nothing was lost.**" if self.passed else "**Failed:**"
         parts = [
             "# Soak: does anything grow?",
             f"`make soak MINUTES={self._minutes:g} SEED={seen.seed}`: {seen.seconds / 60:.1f} minutes, {os.cpu_count()} CPUs "
@@ -183,7 +183,8 @@ _SLOPES = """## Slopes of the processes that lasted
 
 Theil-Sen slopes after warm-up (two rounds). A slope is a leak where it is above what is allowed, where its 99% bound is above
 zero, and where the whole rise is more than a floor, which noise and late caches have made in good runs. `seen from` is the
-smallest slope that this run could have called a leak, by its length. Memory of its own: anonymous pages."""
+smallest slope that this run could have called a leak, by its length. Memory of its own: anonymous pages. A coordinator
+remembers each job that ever came (for 90 days), and reads of records up to a bound, so that its line rises a little here."""
 _STORE = """## The store
 
 A job's keys stay for 90 days after its last use, by design, so that `used memory` grows with the jobs that come; what must not
