@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,10 @@ def test_the_fuzzer_finds_planted_faults(kind: str, word: str, monkeypatch: pyte
     assert any(word in finding.trace for finding in tally.findings)
 
 
-def test_a_loop_inside_c_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_regular_expression_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.testing.fuzz.runner.CPU_LIMIT_S", 0.2)
-    finding = attempt(Target("slow", [], lambda _: sum(range(10**12))), b"", measure=False)
+    target = Target("slow", [], lambda data: re.fullmatch(rb"(a|a)*b", data))
+    finding = attempt(target, b"a" * 60, measure=False)
     assert finding is not None
     assert "CPU time" in finding.trace
 

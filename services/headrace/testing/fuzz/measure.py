@@ -1,7 +1,7 @@
 """Whether the work and the memory of a call are bounded: lines of our own code executed, and bytes allocated at the peak.
 
 Lines and bytes, not seconds: they are the same on a busy machine. What loops inside a C function counts as one line; the
-runner's limit of CPU time is for that.
+runner's limit of CPU time ends regular expressions, and nothing but the process's own end other C code.
 """
 
 from __future__ import annotations
