@@ -138,6 +138,8 @@ def worker_of(request: pb.HeartbeatRequest) -> WorkerRecord:
         raise ProtocolMismatch("a job that a worker cannot open or lags in has no job's name", worker=endpoint.worker)
     if max((item.lane for item in request.lagging), default=0) >= limits.LANES:
         raise ProtocolMismatch(f"a lagging lane is beyond {limits.LANES - 1}", worker=endpoint.worker)
+    if request.pool and not NAME_PATTERN.fullmatch(request.pool):
+        raise ProtocolMismatch("a worker's pool must be 1 to 100 of A-Z a-z 0-9 . _ -", worker=endpoint.worker)
     lagging = ((item.job, item.lane, item.behind.ToMicroseconds() / 1e6) for item in request.lagging)
     return WorkerRecord(
         endpoint=endpoint,
@@ -149,6 +151,8 @@ def worker_of(request: pb.HeartbeatRequest) -> WorkerRecord:
         alive_until_us=0,
         lagging=tuple(lagging),
         unable=tuple(sorted(set(request.unable_jobs))),
+        pool=request.pool,
+        retiring=request.retiring,
     )
 
 

@@ -93,8 +93,12 @@ def fleet_for(job: JobSpec, workers: Mapping[str, WorkerRecord], now_us: int, la
 
 
 def choose_fingerprint(job: JobSpec, workers: Mapping[str, WorkerRecord], now_us: int) -> str:
-    """The fingerprint with the most speed among live workers that have the job's operations; empty if there are none."""
+    """The fingerprint with the most speed among live workers that have the job's operations; empty if there are none.
+
+    Those that retire count only where there are no others.
+    """
     able = [w for w in workers.values() if w.alive(now_us) and not w.draining and can_serve(w, job)]
+    able = [w for w in able if not w.retiring] or able
     speed = speeds(able)
     total: Counter[str] = Counter()
     for worker in able:

@@ -126,7 +126,7 @@ class WorkerRecord:
     """What a worker stated of itself.
 
     lagging: (job, lane, seconds behind). unable: jobs that it cannot open. replaced: earlier incarnations under this id, which
-    are refused from then on.
+    are refused from then on. pool: what it is scaled together with. retiring: no new job is bound to its engine.
     """
 
     endpoint: Endpoint
@@ -139,6 +139,8 @@ class WorkerRecord:
     lagging: tuple[tuple[str, int, float], ...] = ()
     unable: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
+    pool: str = ""
+    retiring: bool = False
 
     def alive(self, now_us: int) -> bool:
         """True while its heartbeats are in time."""

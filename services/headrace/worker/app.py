@@ -97,7 +97,7 @@ async def run(settings: WorkerSettings) -> None:
         )
         leases = LeaseLoop(
             settings.coordinator.split(","),
-            Identity(endpoint, engine, settings.cores),
+            Identity(endpoint, engine, settings.cores, settings.pool, settings.retiring),
             sessions=sessions,
             producer=producer,
             toolbox=toolbox,

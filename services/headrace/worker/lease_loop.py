@@ -61,6 +61,8 @@ class Identity:
     endpoint: Endpoint
     engine: Engine
     threads: int
+    pool: str = ""
+    retiring: bool = False
 
 
 class LeaseLoop:
@@ -168,6 +170,8 @@ class LeaseLoop:
             threads=self._identity.threads,
             draining=self.draining,
             held=held,
+            pool=self._identity.pool,
+            retiring=self._identity.retiring,
         )
         now = time.monotonic()
         # Kept for a while longer, so that the next failure is known to be one in a row.

@@ -38,6 +38,16 @@ class WorkerSettings(SecuritySettings):
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$",
         description="Id of this worker in logs, metrics and lane tables, unique in the fleet; empty: made from the host name.",
     )
+    pool: str = Field(
+        "default",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="What it is scaled together with, such as its Deployment: headrace_desired_workers is told for each pool.",
+    )
+    retiring: bool = Field(
+        False,
+        description="Serve the jobs that need this engine until they end; new jobs are bound to another engine where there is "
+        "one. For the old pool of an upgrade that changes the engine's fingerprint.",
+    )
     grpc_address: str = Field(
         "0.0.0.0:7310", description="host:port on which batches are served to other nodes; port 0 takes a free one."
     )

@@ -258,7 +258,7 @@ class SessionLeases(_message.Message):
     def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("protocol", "endpoint", "fingerprint", "ops", "samples_per_s", "threads", "draining", "held", "lagging", "unable_jobs")
+    __slots__ = ("protocol", "endpoint", "fingerprint", "ops", "samples_per_s", "threads", "draining", "held", "lagging", "unable_jobs", "pool", "retiring")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,8 @@ class HeartbeatRequest(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     LAGGING_FIELD_NUMBER: _ClassVar[int]
     UNABLE_JOBS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    RETIRING_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     endpoint: Endpoint
     fingerprint: str
@@ -279,7 +281,9 @@ class HeartbeatRequest(_message.Message):
     held: _containers.RepeatedCompositeFieldContainer[SessionLeases]
     lagging: _containers.RepeatedCompositeFieldContainer[LaggingLane]
     unable_jobs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., fingerprint: _Optional[str] = ..., ops: _Optional[_Iterable[str]] = ..., samples_per_s: _Optional[float] = ..., threads: _Optional[int] = ..., draining: bool = ..., held: _Optional[_Iterable[_Union[SessionLeases, _Mapping]]] = ..., lagging: _Optional[_Iterable[_Union[LaggingLane, _Mapping]]] = ..., unable_jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+    pool: str
+    retiring: bool
+    def __init__(self, protocol: _Optional[int] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., fingerprint: _Optional[str] = ..., ops: _Optional[_Iterable[str]] = ..., samples_per_s: _Optional[float] = ..., threads: _Optional[int] = ..., draining: bool = ..., held: _Optional[_Iterable[_Union[SessionLeases, _Mapping]]] = ..., lagging: _Optional[_Iterable[_Union[LaggingLane, _Mapping]]] = ..., unable_jobs: _Optional[_Iterable[str]] = ..., pool: _Optional[str] = ..., retiring: bool = ...) -> None: ...
 
 class LaggingLane(_message.Message):
     __slots__ = ("job", "lane", "behind")
