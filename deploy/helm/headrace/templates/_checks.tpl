@@ -1,0 +1,120 @@
+{{/* Combinations of values that cannot work. Each is a sentence that says what to change; tests/chart/test_refusals.py has one of each. */}}
+
+{{- define "headrace.checks" -}}
+{{- $v := .Values -}}
+{{- if not $v.image.repository -}}
+{{- fail "image.repository is empty: Headrace publishes no image, so build deploy/docker/cpu.Dockerfile, push it, and name it here" -}}
+{{- end -}}
+{{- include "headrace.checkSecurity" . -}}
+{{- include "headrace.checkStore" . -}}
+{{- $classes := include "headrace.classes" . | fromYaml -}}
+{{- if not $classes -}}
+{{- fail "workers has no class that is enabled: without workers no batch is made" -}}
+{{- end -}}
+{{- range $name, $class := $classes -}}
+{{- include "headrace.checkClass" (dict "root" $ "name" $name "class" $class) -}}
+{{- end -}}
+{{- include "headrace.checkTrainer" (dict "root" . "classes" $classes) -}}
+{{- if and $v.monitoring.dashboards (not (.Files.Glob "files/dashboards/*.json")) -}}
+{{- fail "monitoring.dashboards is on, and this copy of the chart has no files/dashboards: take a whole one" -}}
+{{- end -}}
+{{- if and $v.monitoring.rules (not (.Files.Glob "files/rules/*.yaml")) -}}
+{{- fail "monitoring.rules is on, and this copy of the chart has no files/rules: take a whole one" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "headrace.checkSecurity" -}}
+{{- $v := .Values -}}
+{{- if eq $v.tls.mode "secret" -}}
+{{- range $component := list "coordinator" "worker" -}}
+{{- if not (index $v.tls.secret $component) -}}
+{{- fail (printf "tls.mode is secret and tls.secret.%s is empty: name the Secret with its tls.crt, tls.key and ca.crt" $component) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.tls.requireClientCert (not $v.tls.secret.trainer) -}}
+{{- fail "tls.requireClientCert is on and tls.secret.trainer is empty: trainers need a certificate to show; name its Secret, or turn requireClientCert off" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.tokens.secretName (eq $v.tls.mode "off") (not $v.tokens.allowPlaintext) -}}
+{{- fail "tokens would travel without TLS: set tls.mode to certManager or secret; or tokens.allowPlaintext: true where the network is trusted; or tokens.secretName: \"\" for a trial without tokens" -}}
+{{- end -}}
+{{- if and $v.tokens.requireJobToken (eq $v.tls.mode "off") (not $v.tokens.allowPlaintext) -}}
+{{- fail "tokens.requireJobToken is on without TLS: jobs' tokens would travel in the clear; set tls.mode, or tokens.requireJobToken: false" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "headrace.checkStore" -}}
+{{- $store := .Values.store -}}
+{{- if and (eq $store.mode "memory") (gt (int .Values.coordinator.replicas) 1) -}}
+{{- fail "store.mode is memory and coordinator.replicas is above 1: each replica would know other jobs; set replicas to 1, or use a store" -}}
+{{- end -}}
+{{- if and (eq $store.mode "internal") (not (include "headrace.storePassword" .)) -}}
+{{- fail "the internal store needs a password: set tokens.secretName or store.internal.passwordSecret.name to a Secret that has it" -}}
+{{- end -}}
+{{- if eq $store.mode "external" -}}
+{{- if not $store.external.url -}}
+{{- fail "store.mode is external and store.external.url is empty: give redis://, rediss:// or sentinel://" -}}
+{{- end -}}
+{{- if regexMatch "//[^/]*:[^/@]*@" $store.external.url -}}
+{{- fail "store.external.url holds a password, which everyone who may read pods would see: put it into a Secret and name that in store.external.passwordSecret" -}}
+{{- end -}}
+{{- if and $store.external.caSecret.name (not (hasPrefix "rediss://" $store.external.url)) -}}
+{{- fail "store.external.caSecret is set and store.external.url is not rediss://: the certificate would never be looked at" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "headrace.checkClass" -}}
+{{- $class := .class -}}
+{{- $auto := $class.autoscaling -}}
+{{- if and (eq $class.kind "DaemonSet") (ne $auto.mode "none") -}}
+{{- fail (printf "workers.%s is a DaemonSet, which has one pod a node, and has autoscaling.mode %s: use kind Deployment or mode none" .name $auto.mode) -}}
+{{- end -}}
+{{- if and (ne $auto.mode "none") (gt (int $auto.min) (int $auto.max)) -}}
+{{- fail (printf "workers.%s.autoscaling.min %d is above max %d" .name (int $auto.min) (int $auto.max)) -}}
+{{- end -}}
+{{- if and (eq $auto.mode "hpa") (lt (int $auto.min) 1) -}}
+{{- fail (printf "workers.%s.autoscaling.min is 0, which a HorizontalPodAutoscaler refuses: use 1, or mode keda" .name) -}}
+{{- end -}}
+{{- if and (eq $auto.mode "keda") (not $auto.prometheusAddress) -}}
+{{- fail (printf "workers.%s.autoscaling.mode is keda and prometheusAddress is empty: give Prometheus' address, such as http://prometheus.monitoring.svc:9090" .name) -}}
+{{- end -}}
+{{- $sockets := $class.sockets -}}
+{{- if and (eq $sockets.mode "claim") (not $sockets.claim) -}}
+{{- fail (printf "workers.%s.sockets.mode is claim and sockets.claim is empty: name the PersistentVolumeClaim of a local volume that trainers mount, too" .name) -}}
+{{- end -}}
+{{- if and (eq $sockets.mode "claim") (eq $class.kind "DaemonSet") -}}
+{{- fail (printf "workers.%s is a DaemonSet with sockets.mode claim: one claim is one node's volume; use hostPath, or a class for each node" .name) -}}
+{{- end -}}
+{{- if and (eq $class.kind "DaemonSet") (eq $sockets.mode "off") -}}
+{{- fail (printf "workers.%s is a DaemonSet without sockets: beside the trainers it would serve them over the network; set sockets.mode to hostPath, or kind to Deployment" .name) -}}
+{{- end -}}
+{{- if and (gt (int $class.gpus) 0) (not $class.nodeSelector) (not $class.tolerations) (not $class.affinity) -}}
+{{- fail (printf "workers.%s asks for GPUs, and nothing says on which nodes: set nodeSelector, affinity or tolerations" .name) -}}
+{{- end -}}
+{{- $_ := include "headrace.memoryLimit" (dict "root" .root "name" .name "class" $class) -}}
+{{- end -}}
+
+{{- define "headrace.checkTrainer" -}}
+{{- $trainer := .root.Values.exampleTrainer -}}
+{{- if $trainer.enabled -}}
+{{- if not $trainer.dataset -}}
+{{- fail "exampleTrainer is enabled and exampleTrainer.dataset is empty: name what `headrace index` has indexed" -}}
+{{- end -}}
+{{- if and .root.Values.tokens.requireJobToken (not $trainer.tokenSecret.name) -}}
+{{- fail "exampleTrainer is enabled with tokens.requireJobToken and no exampleTrainer.tokenSecret.name: its job would be refused; name a Secret with the job's token" -}}
+{{- end -}}
+{{- if and (eq $trainer.sharedMemory "sidecar") (semverCompare "<1.29.0-0" .root.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "exampleTrainer.sharedMemory is sidecar, which needs Kubernetes 1.29 (this is %s): use none" .root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if eq $trainer.sharedMemory "class" -}}
+{{- $class := get .classes $trainer.socketClass -}}
+{{- if not $class -}}
+{{- fail (printf "exampleTrainer.socketClass %q is no class of workers that is enabled" $trainer.socketClass) -}}
+{{- end -}}
+{{- if eq $class.sockets.mode "off" -}}
+{{- fail (printf "exampleTrainer.socketClass %s offers no sockets: set workers.%s.sockets.mode" $trainer.socketClass $trainer.socketClass) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,111 @@
+{{/* Names and labels. A component is coordinator, store, worker, trainer or test; a class is a key of .Values.workers. */}}
+
+{{- define "headrace.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "headrace.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "headrace.name" . -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels that a selector may use: they never change. Takes (dict "root" $ "component" "worker" "class" "cpu"). */}}
+{{- define "headrace.selector" -}}
+app.kubernetes.io/name: {{ include "headrace.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- if .class }}
+headrace.dev/class: {{ .class }}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.labels" -}}
+{{ include "headrace.selector" . }}
+app.kubernetes.io/part-of: headrace
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* repository, tag and digest as one reference. Takes (dict "root" $ "image" dict); empty fields are those of .Values.image. */}}
+{{- define "headrace.image" -}}
+{{- $base := .root.Values.image -}}
+{{- $repository := default $base.repository .image.repository -}}
+{{- $own := or .image.tag .image.digest -}}
+{{- $digest := ternary .image.digest $base.digest (not (empty $own)) -}}
+{{- $tag := default .root.Chart.AppVersion (default $base.tag .image.tag) -}}
+{{- if $digest -}}{{ printf "%s@%s" $repository $digest }}{{- else -}}{{ printf "%s:%s" $repository $tag }}{{- end -}}
+{{- end -}}
+
+{{/* Where a program listens. Takes (dict "root" $ "port" 7300). */}}
+{{- define "headrace.listen" -}}
+{{ ternary "[::]" "0.0.0.0" .root.Values.ipv6 }}:{{ .port }}
+{{- end -}}
+
+{{- define "headrace.coordinatorHost" -}}
+{{ include "headrace.fullname" . }}-coordinator.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{- define "headrace.coordinatorAddress" -}}
+{{ include "headrace.coordinatorHost" . }}:7300
+{{- end -}}
+
+{{- define "headrace.workerTlsName" -}}
+{{ default (printf "%s-worker.%s.svc" (include "headrace.fullname" .) .Release.Namespace) .Values.tls.workerName }}
+{{- end -}}
+
+{{/* Name of a Secret with certificates. Takes (dict "root" $ "component" "worker"). */}}
+{{- define "headrace.tlsSecret" -}}
+{{- if eq .root.Values.tls.mode "certManager" -}}
+{{ include "headrace.fullname" .root }}-{{ .component }}-tls
+{{- else -}}
+{{ index .root.Values.tls.secret .component }}
+{{- end -}}
+{{- end -}}
+
+{{- define "headrace.scheme" -}}
+{{ ternary "HTTP" "HTTPS" (eq .Values.tls.mode "off") }}
+{{- end -}}
+
+{{- define "headrace.storeUrl" -}}
+{{- if eq .Values.store.mode "internal" -}}
+redis://{{ include "headrace.fullname" . }}-store.{{ .Release.Namespace }}.svc:6379/0
+{{- else if eq .Values.store.mode "memory" -}}
+memory://
+{{- else -}}
+{{ .Values.store.external.url }}
+{{- end -}}
+{{- end -}}
+
+{{/* name/key of the store's password as YAML; empty: none. */}}
+{{- define "headrace.storePassword" -}}
+{{- if eq .Values.store.mode "internal" -}}
+{{- $secret := .Values.store.internal.passwordSecret -}}
+{{- with default .Values.tokens.secretName $secret.name }}
+name: {{ . }}
+key: {{ $secret.key }}
+{{- end -}}
+{{- else if eq .Values.store.mode "external" -}}
+{{- with .Values.store.external.passwordSecret.name }}
+name: {{ . }}
+key: {{ $.Values.store.external.passwordSecret.key }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The classes in use, each with workerDefaults filled in, as YAML: name -> class. */}}
+{{- define "headrace.classes" -}}
+{{- $classes := dict -}}
+{{- range $name, $own := .Values.workers -}}
+{{- $class := mustMergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy (default dict $own)) -}}
+{{- if $class.enabled -}}{{- $_ := set $classes $name $class -}}{{- end -}}
+{{- end -}}
+{{- toYaml $classes -}}
+{{- end -}}
