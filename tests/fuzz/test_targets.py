@@ -13,9 +13,9 @@ from headrace.core.errors import HeadraceError
 from headrace.testing.fuzz.runner import Target, attempt, quiet, run
 from headrace.testing.fuzz.targets import all_targets
 
-# All together take some 30 s of one core.
-EXECUTIONS = 400
-SLOW = {"coordinator_calls": 100, "store_records": 60, "decode": 100, "source": 200}
+# All together take some 20 s of one core.
+EXECUTIONS = 1500
+SLOW = {"coordinator_calls": 200, "store_records": 120, "decode": 300, "source": 600}
 SEED = int(os.environ.get("HEADRACE_TEST_SEED") or random.randrange(2**32))
 with quiet():
     TARGETS = all_targets()

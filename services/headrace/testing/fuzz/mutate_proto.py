@@ -33,7 +33,7 @@ def _change(rng: Random, message: Any) -> None:
     field = rng.choice(message.DESCRIPTOR.fields)
     if rng.random() < 0.1:
         message.ClearField(field.name)
-    elif field.label == field.LABEL_REPEATED:
+    elif field.is_repeated:
         _change_items(rng, field, getattr(message, field.name))
     elif field.type == field.TYPE_MESSAGE:
         _change(rng, getattr(message, field.name))
