@@ -15,6 +15,8 @@ test: ## Check the code and run all tests (about ten minutes on two cores)
 	@tools/setup.sh test,lint,chart
 	@tools/redis.sh
 	@tools/helm.sh
+	@tools/prometheus.sh
+	@tools/chromium.sh
 	@tools/lint.sh
 	@tools/test.sh $(ARGS)
 
@@ -37,6 +39,7 @@ fuzz: ## Feed hostile bytes to everything that parses, for MINUTES=5; SEED= repe
 chart: ## Render the Helm chart with Helm 3 and 4, and check all that it makes
 	@tools/setup.sh test,lint,chart
 	@tools/helm.sh
+	@tools/prometheus.sh
 	@tools/test.sh -q tests/chart $(ARGS)
 
 lint: ## Check style, types, the direction of imports, and the protocol files

@@ -37,3 +37,24 @@ apt_install() {
     return 1
   fi
 }
+
+# apt_install_idle WHY PACKAGE...: as apt_install, for packages that bring system services: the tests start programs of their own
+# on free ports, so no service may be started. Names of the services are those of the packages.
+apt_install_idle() {
+  guard=/usr/sbin/policy-rc.d
+  root=$(as_root) || root=none
+  guarded=no
+  if [ "$root" != none ] && [ ! -e "$guard" ]; then
+    # shellcheck disable=SC2086
+    printf '#!/bin/sh\nexit 101\n' | $root tee "$guard" >/dev/null && $root chmod 755 "$guard"
+    guarded=yes
+  fi
+  installed=yes
+  apt_install "$@" || installed=no
+  [ "$guarded" = no ] || $root rm -f "$guard"
+  [ "$installed" = yes ] || return 1
+  shift
+  if command -v systemctl >/dev/null 2>&1; then
+    $root systemctl disable --now "$@" >/dev/null 2>&1 || say "services of $* stay enabled, since systemd does not run here"
+  fi
+}
