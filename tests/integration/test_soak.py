@@ -56,7 +56,7 @@ def soaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Soak, Soak
     path = os.pathsep.join(filter(None, [str(PLANTS), os.environ.get("PYTHONPATH", "")]))
     seed = str(int(os.environ["HEADRACE_TEST_SEED"]) % 2**31)
     running = [
-        start(sound, "--minutes", "1.6", "--seed", seed),
+        start(sound, "--minutes", "1.4", "--seed", seed),
         start(
             leaky, "--minutes", "0.5", "--settle-s", "1", "--seed", seed,
             environment={"HEADRACE_TEST_PLANTS": plants, "PYTHONPATH": path},
