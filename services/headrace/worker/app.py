@@ -35,6 +35,7 @@ from headrace.wire.malloc import tune_malloc
 from headrace.wire.secret import Secret, secret
 from headrace.wire.tls import ServerTls
 from headrace.worker.engines import registry
+from headrace.worker.health import Health
 from headrace.worker.lease_loop import Identity, LeaseLoop
 from headrace.worker.metrics_http import MetricsServer
 from headrace.worker.producer import Limits, Producer
@@ -89,9 +90,6 @@ async def run(settings: WorkerSettings) -> None:
         if local_server is not None:
             await local_server.start()
             stack.push_async_callback(local_server.close, 1.0)
-        if settings.metrics_address:
-            metrics = MetricsServer(settings.metrics_address, stats.registry, tls.http_context() if tls else None)
-            stack.callback(metrics.close)
         endpoint = Endpoint(
             settings.worker_id, uuid.uuid4().hex, node_id(), _advertised(settings, grpc_server.port), socket_path
         )
@@ -105,16 +103,21 @@ async def run(settings: WorkerSettings) -> None:
             calls=Calls(service_security.client_tls(settings), fleet),
         )
         stack.push_async_callback(leases.close)
+        health = Health(lambda: leases.heard)
+        if settings.metrics_address:
+            context = tls.http_context() if tls else None
+            stack.callback(MetricsServer(settings.metrics_address, stats.registry, context, health).close)
         addresses = (settings.grpc_address, settings.metrics_address)
         service_security.tell_open(addresses, TLS=tls is None, fleet_token=fleet is None)
         log.info("worker_ready", grpc=endpoint.grpc, socket=socket_path, engine=engine.fingerprint, threads=settings.cores)
         heartbeats = asyncio.create_task(leases.run(), name="heartbeats")
         production = asyncio.create_task(producer.run(), name="producer")
+        beats = asyncio.create_task(health.beat(), name="health")
         stopped = asyncio.create_task(stop.wait(), name="stop")
         tasks: list[asyncio.Task[Any]] = [heartbeats, production, stopped]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await _drain(settings, leases, heartbeats, producer, [server for server in (grpc_server, local_server) if server])
-        await end(*tasks)
+        await end(*tasks, beats)
         for ended in done:
             ended.result()  # a loop ended by itself: its error is the process's
 

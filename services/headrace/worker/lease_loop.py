@@ -100,6 +100,11 @@ class LeaseLoop:
         self._unreadable: set[tuple[str, int]] = set()  # what is told once
         self.draining = False
 
+    @property
+    def heard(self) -> bool:
+        """True while the last heartbeat was answered, and this worker is to go on. Any thread."""
+        return self._registered and self._unheard_since_s is None and not self.draining
+
     async def run(self) -> None:
         """Send heartbeats for ever; ends when it is cancelled."""
         while True:

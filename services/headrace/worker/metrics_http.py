@@ -1,4 +1,7 @@
-"""The worker's `/metrics` over HTTP or HTTPS, a thread for each scrape. A scraper that stalls holds up nobody else."""
+"""The worker's `/metrics`, `/healthz` and `/readyz` over HTTP or HTTPS, a thread for each request.
+
+A scraper that stalls holds up nobody else.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import socket
 import ssl
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -19,18 +23,20 @@ from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, PortInUse
 from headrace.telemetry.addresses import split_address
 from headrace.telemetry.descriptors import pause_without_descriptors
+from headrace.worker.health import Health
 
 log = structlog.get_logger()
 
 _STALL_S = limits.HTTP_REQUEST_S  # between two bytes of a request; also the TLS handshake's
 MOST_SCRAPES = 32  # at a time, each with a thread
 _STOP_S = 5.0
+_Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class MetricsServer:
     """Listens at once. Raises PortInUse or ConfigInvalid. port: the one that it got."""
 
-    def __init__(self, address: str, registry: CollectorRegistry, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: str, registry: CollectorRegistry, tls: ssl.SSLContext | None, health: Health) -> None:
         host, port = split_address(address)
         try:
             self._server = _Server((host, port), tls)
@@ -40,7 +46,7 @@ class MetricsServer:
                     f"metrics address {address} is taken; give another by --metrics-address", address=address
                 ) from error
             raise ConfigInvalid(f"metrics address {address} cannot be used: {error.strerror}", address=address) from error
-        self._server.set_app(make_wsgi_app(registry))
+        self._server.set_app(_application(registry, health))
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="headrace-metrics", daemon=True)
         self._thread.start()
@@ -50,6 +56,28 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(_STOP_S)
+
+
+def _application(registry: CollectorRegistry, health: Health) -> _Application:
+    """WSGI; needs no token: probes have none."""
+    metrics: _Application = make_wsgi_app(registry)
+    probes = {"/healthz": health.not_alive, "/readyz": health.not_ready}
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path in ("/", "/metrics"):
+            return metrics(environ, start_response)
+        if path not in probes:
+            return _text(start_response, "404 Not Found", f"here are /metrics, {', '.join(probes)}")
+        reason = probes[path]()
+        return _text(start_response, "503 Service Unavailable" if reason else "200 OK", reason or "ok")
+
+    return answer
+
+
+def _text(start_response: Callable[..., Any], status: str, text: str) -> Iterable[bytes]:
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [f"{text}\n".encode()]
 
 
 class _Handler(WSGIRequestHandler):
