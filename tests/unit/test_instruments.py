@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.coordinator.instruments import Recent, dropped, grown, waits_so_far
+from headrace.coordinator.instruments import dropped
+from headrace.coordinator.recent import Recent, grown, waits_so_far
 from headrace.core.events import JobState
 from headrace.core.job import StreamState
 from headrace.core.records import JobRecord, LaneTrouble, RankRecord, SessionRecord

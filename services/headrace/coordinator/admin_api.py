@@ -11,16 +11,18 @@ from pydantic import BaseModel
 
 from headrace.coordinator.access import AdminAccess
 from headrace.coordinator.board import Board
-from headrace.coordinator.instruments import Instruments, dropped, lanes_unowned, members_of, waited_s
+from headrace.coordinator.instruments import Instruments, dropped, lanes_unowned
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import Manifests
 from headrace.coordinator.quarantine import Quarantined
+from headrace.coordinator.recent import judge_job, members_of, waited_s
 from headrace.core.errors import HeadraceError
 from headrace.core.events import JobState
 from headrace.core.job import JobSpec
 from headrace.core.masking import mask_address
 from headrace.core.quarantine import BadRecord
 from headrace.core.records import RankRecord, WorkerRecord
+from headrace.core.verdict import judge_rank
 from headrace.wire.secret import Secret
 
 BAD_SHOWN = 100
@@ -34,7 +36,8 @@ class Health(BaseModel):
 
 
 class Rank(BaseModel):
-    """One rank of the newest attempt. Counts and seconds are totals of the session; wait_s counts the wait that goes on."""
+    """One rank of the newest attempt. Counts and seconds are totals of the session; wait_s counts the wait that goes on.
+    verdict, trend, cause: of the recent time (core.verdict); cause is empty where it hardly waits."""
 
     rank: int
     live: bool
@@ -48,6 +51,9 @@ class Rank(BaseModel):
     waiting_s: float
     wait_s_by_cause: dict[str, float]
     recent_starvation_ratio: float
+    verdict: str
+    trend: str
+    cause: str
     batches_remade: int
 
 
@@ -71,7 +77,9 @@ class BadSampleView(BaseModel):
 
 
 class JobSummary(BaseModel):
-    """A job that is open."""
+    """A job that is open. verdict, trend, starvation_ratio, cause: of its worst rank in the recent time (core.verdict).
+    worst_rank: -1 while nothing is known. why, action: a sentence, and what to do first. samples_wanted_per_s: what its ranks
+    would take if they never waited; -1 while that is not known."""
 
     job: str
     attempt: int
@@ -81,6 +89,14 @@ class JobSummary(BaseModel):
     lanes: int
     lanes_unowned: int
     fingerprint: str
+    verdict: str
+    trend: str
+    starvation_ratio: float
+    worst_rank: int
+    cause: str
+    why: str
+    action: str
+    samples_wanted_per_s: float
 
 
 class JobView(JobSummary):
@@ -121,6 +137,23 @@ class QuarantineView(BaseModel):
     note: str
 
 
+class ScalingView(BaseModel):
+    """A class of workers, those of one pool with one engine, and how many of them would feed its jobs (core.autoscale).
+
+    samples_per_s: of one worker at full load, 0 until measured. samples_wanted_per_s: by its jobs. workers_most: lanes of its
+    jobs, beyond which a worker would have nothing to do. jobs: those that it may serve and that train.
+    """
+
+    pool: str
+    fingerprint: str
+    workers_live: int
+    workers_desired: int
+    workers_most: int
+    samples_per_s: float
+    samples_wanted_per_s: float
+    jobs: list[str]
+
+
 class WorkerView(BaseModel):
     """A worker that is remembered."""
 
@@ -131,6 +164,8 @@ class WorkerView(BaseModel):
     grpc: str
     node: str
     fingerprint: str
+    pool: str
+    retiring: bool
     ops: list[str]
     samples_per_s: float
     threads: int
@@ -206,12 +241,29 @@ def build(board: Board, ledger: Ledger, instruments: Instruments, manifests: Man
         """All workers that live or died a short time ago."""
         return [_worker(board, record) for record in board.workers()]
 
+    @app.get("/api/scaling")
+    async def list_scaling() -> list[ScalingView]:
+        """How many workers each pool should have, and why."""
+        return [
+            ScalingView(
+                pool=pool,
+                fingerprint=fingerprint,
+                workers_live=found.live,
+                workers_desired=found.desired,
+                workers_most=found.most,
+                samples_per_s=found.speed,
+                samples_wanted_per_s=found.demand,
+                jobs=list(found.jobs),
+            )
+            for (pool, fingerprint), found in board.scaling.classes.items()
+        ]
+
     return app
 
 
 def _summary(board: Board, state: JobState) -> JobSummary:
     assert state.job is not None
-    session = state.session
+    session, judged = state.session, judge_job(board.recent, state, board.now_us())
     return JobSummary(
         job=state.name,
         attempt=session.attempt if session else 0,
@@ -221,6 +273,14 @@ def _summary(board: Board, state: JobState) -> JobSummary:
         lanes=session.lanes if session else 0,
         lanes_unowned=lanes_unowned(state, board.now_us()),
         fingerprint=state.job.spec.fingerprint,
+        verdict=judged.verdict,
+        trend=judged.trend,
+        starvation_ratio=judged.ratio,
+        worst_rank=judged.worst_rank,
+        cause=judged.cause,
+        why=judged.why,
+        action=judged.action,
+        samples_wanted_per_s=board.scaling.demand.get(state.name, -1.0),
     )
 
 
@@ -283,6 +343,7 @@ async def _quarantine(manifests: Manifests, spec: JobSpec, found: Quarantined) -
 
 
 def _rank(board: Board, job: str, rank: int, record: RankRecord) -> Rank:
+    judged = judge_rank(board.recent.wait(job, rank, record))
     return Rank(
         rank=rank,
         live=record.alive(board.now_us()),
@@ -296,6 +357,9 @@ def _rank(board: Board, job: str, rank: int, record: RankRecord) -> Rank:
         waiting_s=record.waiting_s,
         wait_s_by_cause=board.recent.waits(job, rank, record),
         recent_starvation_ratio=board.recent.ratio(job, rank, record),
+        verdict=judged.verdict,
+        trend=judged.trend,
+        cause=judged.cause,
         batches_remade=record.remade,
     )
 
@@ -311,6 +375,8 @@ def _worker(board: Board, record: WorkerRecord) -> WorkerView:
         grpc=record.endpoint.grpc,
         node=record.endpoint.node,
         fingerprint=record.fingerprint,
+        pool=record.pool,
+        retiring=record.retiring,
         ops=list(record.ops),
         samples_per_s=record.samples_per_s,
         threads=record.threads,

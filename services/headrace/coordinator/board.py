@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
-from headrace.coordinator.instruments import Recent, members_of
 from headrace.coordinator.job_tables import last_used_us
 from headrace.coordinator.ledger import Fleet, Ledger
+from headrace.coordinator.recent import Recent, members_of
+from headrace.coordinator.scaling import Scaling
 from headrace.core.errors import HeadraceError, StoreUnavailable
 from headrace.core.events import JobState, Tick
 from headrace.core.job import LaneTable
@@ -52,6 +53,7 @@ class Board:
         tick_s: float,
         job_keep_days: int = 90,
         clock_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+        scaling_interval_s: float = 30.0,
     ) -> None:
         self._ledger = ledger
         self._tick_s = tick_s
@@ -70,6 +72,7 @@ class Board:
         self._failing_since_s: float | None = None
         self.loaded = False
         self.recent = Recent()
+        self.scaling = Scaling(scaling_interval_s)
         self.bad_reasons: dict[str, Counter[str]] = {}
         ledger.on_change = self.wake
 
@@ -229,6 +232,7 @@ class Board:
         for name in self._jobs.keys() - self._fleet.jobs:
             self._drop(name)
         self.recent.keep({(job.name, rank, r.nonce) for job in self._jobs.values() for rank, r in members_of(job).items()})
+        self.scaling.look(self._jobs.values(), self._fleet.workers, self._fleet.now_us, self._ledger.rules)
 
     def _drop(self, name: str) -> None:
         self._jobs.pop(name, None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,17 +11,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from headrace.coordinator.recent import judge_job, members_of
 from headrace.core.events import JobState
-from headrace.core.records import RankRecord
 from headrace.core.session_plan import SessionPlan
+from headrace.core.verdict import VERDICTS
 from headrace.telemetry import metrics
 
 if TYPE_CHECKING:
     from headrace.coordinator.board import Board
     from headrace.wire.tls import ServerTls
-
-# Points over which "recent" starvation is told: ranks report once a second, so that they span some 30 s.
-_RECENT_POINTS = 30
 
 
 class Instruments:
@@ -67,63 +65,6 @@ class Instruments:
             self._not_after.set_function(lambda: tls.not_after_s)
 
 
-class Recent:
-    """What each rank waited, from the totals that it reports: the wait that goes on now is part of all of it."""
-
-    def __init__(self) -> None:
-        self._points: dict[tuple[str, int, str], deque[tuple[float, float]]] = {}
-        self._waits: dict[tuple[str, int, str], dict[str, float]] = {}
-
-    def note(self, job: str, rank: int, record: RankRecord) -> None:
-        """Take a rank's newest totals."""
-        key = job, rank, record.nonce
-        points = self._points.setdefault(key, deque(maxlen=_RECENT_POINTS))
-        if not points or record.elapsed_s > points[-1][0]:
-            points.append((record.elapsed_s, waited_s(record)))
-            self._waits[key] = grown(self._waits.get(key, {}), waits_so_far(record))
-
-    def ratio(self, job: str, rank: int, record: RankRecord) -> float:
-        """0 is never, 1 is always."""
-        points = self._points.get((job, rank, record.nonce))
-        if not points or points[-1][0] <= points[0][0]:
-            return min(1.0, waited_s(record) / record.elapsed_s) if record.elapsed_s else 0.0
-        return min(1.0, max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])))
-
-    def waits(self, job: str, rank: int, record: RankRecord) -> dict[str, float]:
-        """Seconds waited by cause; none of them ever goes back, and they add up to all that it waited."""
-        return self._waits.get((job, rank, record.nonce), {})
-
-    def keep(self, live: set[tuple[str, int, str]]) -> None:
-        """Forget all others."""
-        for key in self._points.keys() - live:
-            del self._points[key], self._waits[key]
-
-
-def waited_s(record: RankRecord) -> float:
-    """Seconds waited, with those of the wait that goes on now."""
-    return record.wait_s + record.waiting_s
-
-
-def waits_so_far(record: RankRecord) -> dict[str, float]:
-    """The same by cause. Why a wait goes on is known for certain once its batch has come: until then, what it looks like."""
-    waits = dict(record.waits)
-    if record.waiting_s:
-        unreached = any(not trouble.connected for trouble in record.troubles)
-        cause = "worker_busy" if not unreached else "transfer" if any(t.worker for t in record.troubles) else "lane_wait"
-        waits[cause] = waits.get(cause, 0.0) + record.waiting_s
-    return waits
-
-
-def grown(before: Mapping[str, float], waits: Mapping[str, float]) -> dict[str, float]:
-    """Counters that add up to the same as `waits` and come as near to it as they can without going back."""
-    after = dict(before)
-    due = max(0.0, sum(waits.values()) - sum(before.values()))
-    short = {cause: seconds - before.get(cause, 0.0) for cause, seconds in waits.items() if seconds > before.get(cause, 0.0)}
-    for cause, seconds in short.items():
-        after[cause] = before.get(cause, 0.0) + seconds * min(1.0, due / sum(short.values()))
-    return after
-
-
 def dropped(job: JobState) -> tuple[int, int]:
     """Samples that no rank gets in a whole epoch, and in all that the newest attempt is through with."""
     if job.job is None or job.session is None or not job.session.formed:
@@ -151,6 +92,8 @@ class BoardCollector(Collector):
         """All families at this moment."""
         yield from self._workers()
         yield from self._jobs()
+        yield from self._verdicts()
+        yield from self._scaling()
         yield from self._ranks()
 
     def _workers(self) -> Iterable[Metric]:
@@ -185,6 +128,30 @@ class BoardCollector(Collector):
             lost.add_metric([job.name], dropped(job)[1])
         return attempt, ranks, live, lanes, unowned, remade, bad, lost
 
+    def _verdicts(self) -> Iterable[Metric]:
+        verdict, ratio = metrics.gauge_family("headrace_job_verdict"), metrics.gauge_family("headrace_job_starvation_ratio")
+        worst, demand = metrics.gauge_family("headrace_job_worst_rank"), metrics.gauge_family("headrace_job_demand")
+        for job in self._board.jobs():
+            if job.session is None:
+                continue
+            judged = judge_job(self._board.recent, job, self._board.now_us())
+            for name in VERDICTS:
+                verdict.add_metric([job.name, name], name == judged.verdict)
+            ratio.add_metric([job.name], judged.ratio)
+            worst.add_metric([job.name], judged.worst_rank)
+            if job.name in self._board.scaling.demand:
+                demand.add_metric([job.name], self._board.scaling.demand[job.name])
+        return verdict, ratio, worst, demand
+
+    def _scaling(self) -> Iterable[Metric]:
+        desired = metrics.gauge_family("headrace_desired_workers")
+        live, speed = metrics.gauge_family("headrace_pool_workers_live"), metrics.gauge_family("headrace_pool_worker_speed")
+        for (pool, fingerprint), found in self._board.scaling.classes.items():
+            desired.add_metric([pool, fingerprint], found.desired)
+            live.add_metric([pool, fingerprint], found.live)
+            speed.add_metric([pool, fingerprint], found.speed)
+        return desired, live, speed
+
     def _ranks(self) -> Iterable[Metric]:
         wait = metrics.counter_family("headrace_rank_wait_seconds_total")
         elapsed = metrics.counter_family("headrace_rank_elapsed_seconds_total")
@@ -212,14 +179,3 @@ def lanes_unowned(job: JobState, now_us: int) -> int:
         return 0
     live = {worker.endpoint.incarnation for worker in job.workers.values() if worker.alive(now_us)}
     return job.session.lanes - sum(1 for lane in job.lanes.values() if lane.incarnation in live)
-
-
-def members_of(job: JobState) -> dict[int, RankRecord]:
-    """The ranks' records of the newest attempt."""
-    if job.session is None:
-        return {}
-    return {
-        rank: record
-        for rank, record in sorted(job.ranks.items())
-        if record.attempt == job.session.attempt and rank < job.session.world
-    }

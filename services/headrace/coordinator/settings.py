@@ -77,6 +77,9 @@ class CoordinatorSettings(SecuritySettings):
     job_keep_days: int = Field(
         90, ge=1, le=36500, description="A job that nobody used for so long is forgotten, and with it where it stopped."
     )
+    scaling_interval_s: float = Field(
+        30.0, ge=1, le=3600, description="How often the number of workers that the trainers need is worked out."
+    )
     max_rank_bytes: int = Field(
         1 << 30, ge=1, description="Bound on the memory of ready batches a rank, which bounds the window."
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-LABELS = frozenset({"job", "rank", "worker", "stage", "cause", "reason", "transport"})
+LABELS = frozenset({"job", "rank", "worker", "stage", "cause", "reason", "transport", "verdict", "pool", "engine"})
 UNITS = ("seconds", "bytes", "ratio")
 STAGES = ("read", "decode", "augment", "publish")
 
@@ -64,6 +64,24 @@ _COORDINATOR: tuple[Metric, ...] = (
     Metric("headrace_lanes", "gauge", "coordinator", "Lanes of a job: the most workers that can serve it at once.", ("job",)),
     Metric("headrace_lanes_unowned", "gauge", "coordinator", "Lanes of a job that no live worker holds.", ("job",)),
     Metric("headrace_lane_moves_total", "counter", "coordinator", "Lanes given to another worker, by why.", ("job", "reason")),
+    Metric("headrace_job_verdict", "gauge", "coordinator",
+           "1 for what a job is now, by its worst rank: input-bound, balanced, compute-bound or unknown; 0 for the others.",
+           ("job", "verdict")),
+    Metric("headrace_job_starvation_ratio", "gauge", "coordinator",
+           "Share of its recent time that a job's worst rank was blocked in next(): the others wait for it in the step.",
+           ("job",), "ratio"),
+    Metric("headrace_job_worst_rank", "gauge", "coordinator",
+           "Number of the rank that waits most; -1 while nothing is known.", ("job",)),
+    Metric("headrace_job_demand", "gauge", "coordinator",
+           "Samples a second that a job's ranks would take if they never waited.", ("job",)),
+    Metric("headrace_desired_workers", "gauge", "coordinator",
+           "Workers of a pool and engine that would feed their jobs so that no rank waits; never more than lanes.",
+           ("pool", "engine")),
+    Metric("headrace_pool_workers_live", "gauge", "coordinator",
+           "Workers of a pool and engine that serve now, without those that drain.", ("pool", "engine")),
+    Metric("headrace_pool_worker_speed", "gauge", "coordinator",
+           "Samples a second that one worker of a pool and engine makes at full load, as measured; 0 until then.",
+           ("pool", "engine")),
     Metric("headrace_workers_live", "gauge", "coordinator", "Workers whose heartbeat is in time."),
     Metric("headrace_worker_speed", "gauge", "coordinator",
            "Samples a second that a worker measured at full load.", ("worker",)),
