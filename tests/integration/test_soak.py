@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from headrace.testing.soak.dataset import BAD_IDS
+from headrace.testing.soak.plan import FAULTS
+
 PLANTS = Path(__file__).parent / "plants"
 # Kind -> words of the command line of the process that leaks it, the measure that must be told, and of whom.
 LASTING_RANK_0 = ["headrace.testing.demo_rank", '"name": "lasting"', '"rank": 0']
@@ -74,9 +77,9 @@ def test_two_minutes_leak_nothing_and_lose_nothing(soaks: tuple[Soak, Soak]) -> 
     status, report, log = soaks[0]
     assert (status, report["findings"]) == (0, []), log[-4000:]
     assert report["passed"]
-    assert sum(report["faults"].values()) >= 9 and len(report["faults"]) >= 8
-    assert report["epochs_audited"] >= 20 and report["substituted"] == 3 * report["epochs_audited"]
-    assert report["levels_compared"] >= 8  # store, a coordinator, a worker, two ranks, twice or more
+    assert set(report["faults"]) == set(FAULTS)  # three rounds at least, three faults a round, and none twice in those
+    assert report["epochs_audited"] >= 6 and report["substituted"] == len(BAD_IDS) * report["epochs_audited"]
+    assert report["levels_compared"] >= 4  # a coordinator, a worker, two ranks, once or more
     assert report["digests_compared"] > 0
 
 
