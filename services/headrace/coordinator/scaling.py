@@ -1,6 +1,6 @@
 """The coordinator's part of scaling: what each rank did since the last decision, and the decision once in a while.
 
-The rules are core.autoscale's. Every replica decides for itself from the same records: for one interval their numbers may differ.
+The rules are core.autoscale's. Every replica decides for itself from the same records: they may differ for one interval.
 """
 
 from __future__ import annotations
