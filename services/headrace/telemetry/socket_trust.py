@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import struct
+from pathlib import Path
 
 from headrace.core.errors import ConfigInvalid
 
@@ -46,3 +47,37 @@ def check_peer(connected: socket.socket, owners: frozenset[int]) -> None:
     if user not in owners:
         text = f"its process runs as user {user}, who is neither root nor us nor named in {VARIABLE}"
         raise PermissionError(errno.EACCES, text)
+
+
+def explained(path: str, error: OSError) -> OSError:
+    """The same error in words that say what to change, for a socket that could not be looked at or connected to."""
+    if error.errno == errno.ENOENT:
+        missing = next((part for part in _parts(path) if not os.path.lexists(part)), Path(path))
+        text = f"{missing} is not there: a container must mount the worker's directory of sockets under the worker's own path"
+    elif error.errno == errno.EACCES:
+        text = _denied(path)
+    else:
+        return error
+    return type(error)(error.errno, text)
+
+
+def _parts(path: str) -> list[Path]:
+    """From the root down to the path itself."""
+    return [*reversed(Path(path).parents), Path(path)]
+
+
+def _denied(path: str) -> str:
+    """Which directory, or the socket itself, lets this process no further."""
+    last, found = Path("/"), os.lstat("/")
+    for part in _parts(path):
+        try:
+            found = os.lstat(part)
+        except OSError:
+            break
+        last = part
+    groups = ", ".join(map(str, sorted({os.getegid(), *os.getgroups()})))
+    return (
+        f"user {os.geteuid()} with groups {groups} may not {'connect to' if str(last) == path else 'enter'} {last} (user "
+        f"{found.st_uid}, group {found.st_gid}, mode {stat.S_IMODE(found.st_mode):o}): run as that user, or in that group "
+        f"(supplementalGroups: [{found.st_gid}] in Kubernetes), with --socket-group {found.st_gid} on the worker"
+    )

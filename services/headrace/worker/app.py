@@ -18,7 +18,6 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from headrace.core.errors import ConfigInvalid
 from headrace.core.job import Endpoint
 from headrace.datasets.roots import Roots
 from headrace.telemetry import logging
@@ -27,13 +26,13 @@ from headrace.telemetry.descriptors import SERVICE_NEEDS, need_descriptors
 from headrace.telemetry.node import node_id
 from headrace.telemetry.parent import exit_with_parent
 from headrace.telemetry.settings import load
-from headrace.telemetry.socket_trust import distrusted, trusted_owners
 from headrace.telemetry.tasks import end
 from headrace.wire import service_security
 from headrace.wire.calls import Calls
 from headrace.wire.malloc import tune_malloc
 from headrace.wire.secret import Secret, secret
 from headrace.wire.tls import ServerTls
+from headrace.worker import socket_dir
 from headrace.worker.engines import registry
 from headrace.worker.health import Health
 from headrace.worker.lease_loop import Identity, LeaseLoop
@@ -149,16 +148,9 @@ def _local_server(settings: WorkerSettings, register: RankRegister) -> tuple[Loc
     if not settings.socket_dir:
         return None, ""
     directory = Path(settings.socket_dir)
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigInvalid(
-            f"socket_dir {directory} cannot be made: {error.strerror}; give another, or '' for no shared memory"
-        ) from error
-    if reason := distrusted(str(directory), trusted_owners()):
-        raise ConfigInvalid(f"socket_dir cannot be used: {reason}; or give another, or '' for no shared memory")
+    mode = socket_dir.prepare(directory, int(settings.socket_group) if settings.socket_group else None)
     path = directory / f"{settings.worker_id}.sock"
-    return LocalServer(register, path), str(path)
+    return LocalServer(register, path, mode=mode), str(path)
 
 
 def _secured(settings: WorkerSettings, stats: WorkerStats) -> tuple[Secret | None, ServerTls | None]:

@@ -58,6 +58,12 @@ class WorkerSettings(SecuritySettings):
         "/tmp/headrace",  # noqa: S108
         description="Directory of the Unix socket for trainers on this node; empty: no shared memory.",
     )
+    socket_group: str = Field(
+        "",
+        pattern=r"^[0-9]{0,10}$",
+        description="Numeric id of a group whose members may connect, too: trainers that run as another user. They "
+        "name the worker's user in HEADRACE_SOCKET_OWNERS. Empty: the worker's own user alone.",
+    )
     metrics_address: str = Field("0.0.0.0:7311", description="host:port of /metrics; empty: none.")
     engine: Literal["cpu", "null"] = Field(
         "cpu", description="What decodes and augments. `null` leaves pixels as they are: for measuring overhead."

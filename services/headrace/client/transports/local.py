@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from headrace.client.transports.mapping import Slab, map_slab
 from headrace.core import limits
 from headrace.core.errors import PeerGone, ProtocolMismatch
-from headrace.telemetry.socket_trust import check_peer, distrusted, trusted_owners
+from headrace.telemetry.socket_trust import check_peer, distrusted, explained, trusted_owners
 from headrace.wire import messages
 from headrace.wire.messages import Hello, Message, Welcome
 
@@ -37,14 +37,22 @@ class LocalLink:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             owners = trusted_owners()
-            if reason := distrusted(os.path.dirname(path), owners):  # noqa: PTH120 - a text, as the coordinator has it
-                raise PermissionError(errno.EACCES, reason)
-            self.socket.connect(path)
+            self._connect(path, owners)
             check_peer(self.socket, owners)  # before it hears our token
             self.socket.send(messages.encode(hello))
         except BaseException:
             self.socket.close()
             raise
+
+    def _connect(self, path: str, owners: frozenset[int]) -> None:
+        try:
+            reason = distrusted(os.path.dirname(path), owners)  # noqa: PTH120 - a text, as the coordinator has it
+            if not reason:
+                self.socket.connect(path)
+        except OSError as error:
+            raise explained(path, error) from error
+        if reason:
+            raise PermissionError(errno.EACCES, reason)
 
     @property
     def wants_write(self) -> bool:
