@@ -1,4 +1,4 @@
-"""Health, metrics and a read-only view of jobs and workers over HTTP. OpenAPI at /openapi.json."""
+"""Health, metrics, a read-only view of jobs and workers over HTTP, and the status page. OpenAPI at /openapi.json."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib import metadata
 from fastapi import FastAPI, HTTPException, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from headrace.coordinator import status_page
 from headrace.coordinator.access import AdminAccess
 from headrace.coordinator.admin_views import (
     Health,
@@ -25,23 +26,34 @@ from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import Manifests
+from headrace.coordinator.replica_view import Replica, ReplicaView
 from headrace.core.errors import HeadraceError
 from headrace.wire.secret import Secret
 
 
 def build(board: Board, ledger: Ledger, instruments: Instruments, manifests: Manifests, token: Secret | None = None) -> FastAPI:
-    """The application; all handlers run on the coordinator's event loop. token: what all but health and metrics ask for."""
+    """The application; all handlers run on the coordinator's event loop. token: what the views ask for; health, metrics and the
+    page's empty frame don't."""
     # No pages at /docs and /redoc: they would have the browser load scripts from elsewhere.
     app = FastAPI(title="Headrace coordinator", version=metadata.version("headrace"), docs_url=None, redoc_url=None)
     if token is not None:
         app.add_middleware(AdminAccess, token=token)
 
-    @app.get("/", include_in_schema=False)
+    status_page.add_to(app)
+    replica = Replica(board, instruments)
+
+    @app.get("/api", include_in_schema=False)
     async def contents() -> dict[str, str]:
         """What is here, for whoever opens the address."""
         paths = app.openapi()["paths"].items()
         return {path: str(calls["get"]["description"]) for path, calls in paths} | {"/openapi.json": "All of it, described."}
 
+    _add_health(app, board, ledger, instruments)
+    _add_views(app, board, ledger, manifests)
+    return app
+
+
+def _add_health(app: FastAPI, board: Board, ledger: Ledger, instruments: Instruments) -> None:
     @app.get("/healthz")
     async def healthz() -> Health:
         """The process is alive."""
@@ -65,6 +77,8 @@ def build(board: Board, ledger: Ledger, instruments: Instruments, manifests: Man
         """Prometheus' text format."""
         return Response(generate_latest(instruments.registry), media_type=CONTENT_TYPE_LATEST)
 
+
+def _add_views(app: FastAPI, board: Board, ledger: Ledger, manifests: Manifests) -> None:
     @app.get("/api/jobs")
     async def list_jobs() -> list[JobSummary]:
         """All open jobs."""
@@ -98,9 +112,12 @@ def build(board: Board, ledger: Ledger, instruments: Instruments, manifests: Man
         """All workers that live or died a short time ago."""
         return [worker_view(board, record) for record in board.workers()]
 
+    @app.get("/api/replica")
+    async def show_replica() -> ReplicaView:
+        """The replica that answers: its store and certificate, and what it saw happen lately."""
+        return replica.view()
+
     @app.get("/api/scaling")
     async def list_scaling() -> list[ScalingView]:
         """How many workers each pool should have, and why."""
         return scaling_views(board)
-
-    return app
