@@ -40,7 +40,6 @@ def build(board: Board, ledger: Ledger, instruments: Instruments, manifests: Man
         app.add_middleware(AdminAccess, token=token)
 
     status_page.add_to(app)
-    replica = Replica(board, instruments)
 
     @app.get("/api", include_in_schema=False)
     async def contents() -> dict[str, str]:
@@ -49,7 +48,7 @@ def build(board: Board, ledger: Ledger, instruments: Instruments, manifests: Man
         return {path: str(calls["get"]["description"]) for path, calls in paths} | {"/openapi.json": "All of it, described."}
 
     _add_health(app, board, ledger, instruments)
-    _add_views(app, board, ledger, manifests)
+    _add_views(app, board, ledger, manifests, Replica(board, instruments))
     return app
 
 
@@ -78,7 +77,7 @@ def _add_health(app: FastAPI, board: Board, ledger: Ledger, instruments: Instrum
         return Response(generate_latest(instruments.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _add_views(app: FastAPI, board: Board, ledger: Ledger, manifests: Manifests) -> None:
+def _add_views(app: FastAPI, board: Board, ledger: Ledger, manifests: Manifests, replica: Replica) -> None:
     @app.get("/api/jobs")
     async def list_jobs() -> list[JobSummary]:
         """All open jobs."""
