@@ -14,7 +14,7 @@ from headrace.testing.journal import Journal, Taken, audit, kept
 
 SEEN = 360
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(700)
 
 
 def test_a_storm_loses_nothing_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ class _Rounds:
 
     def _follow(self, trainer: Trainer, storm: Storm | None) -> None:
         """Until all ranks are done."""
-        deadline_s = time.monotonic() + 8 * self._settings.round_s + 120.0
+        deadline_s = time.monotonic() + 12 * self._settings.round_s + 300.0
         moved: dict[int, int] = {}
         look_s = 0.0
         while not trainer.done:
