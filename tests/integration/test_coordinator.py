@@ -414,7 +414,7 @@ def test_admin_api_and_metrics(cluster: Cluster, dataset: str) -> None:
     assert [(w["worker"], w["lanes_by_job"]) for w in get(admin, "/api/workers")] == [("a", {"job": session.lanes})]
     assert [j["job"] for j in get(admin, "/api/jobs")] == ["job"]
     assert "/api/jobs/{job}" in get(admin, "/openapi.json")["paths"]
-    assert get(admin, "/")["/api/workers"] == "All workers that live or died a short time ago."
+    assert get(admin, "/api")["/api/workers"] == "All workers that live or died a short time ago."
     text = get(admin, "/metrics")
     assert 'headrace_rank_wait_seconds_total{cause="decode",job="job",rank="1"} 1.5' in text
     assert "headrace_workers_live 1.0" in text

@@ -242,7 +242,9 @@ def test_a_worker_without_the_fleets_token_gets_no_lane_until_it_has_it(fleet: C
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/", "/api/jobs", "/api/jobs/held", "/api/workers", "/openapi.json", "/docs", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/api", "/api/replica", "/api/jobs", "/api/jobs/held", "/api/workers", "/openapi.json", "/docs", "/nothing"]
+)
 @pytest.mark.parametrize("token", ["", OTHER], ids=["none", "another"])
 def test_the_admin_api_asks_for_its_token(fleet: Cluster, path: str, token: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
@@ -263,7 +265,7 @@ def test_the_admin_api_with_its_token_and_what_is_open(fleet: Cluster) -> None:
         with pytest.raises(urllib.error.HTTPError) as caught:
             get(fleet, path, token)
         assert caught.value.code == 404
-    assert "http" not in json.dumps(get(fleet, "/", token))
+    assert "http" not in json.dumps(get(fleet, "/api", token))
 
 
 def test_http_without_tls_or_by_another_authority_is_not_answered(fleet: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
+from headrace.coordinator.recent_events import RecentEvents
 from headrace.coordinator.trouble_log import TroubleLog
 from headrace.wire.gen import coordinator_service_pb2 as pb
 
@@ -14,7 +15,7 @@ def report(*reasons: str, rank: int = 0, attempt: int = 1, worker: str = "a") ->
 
 
 def test_each_reason_is_logged_once_for_a_rank_and_worker() -> None:
-    told = TroubleLog()
+    told = TroubleLog(RecentEvents())
     with capture_logs() as lines:
         told.tell(report("refused", "refused", "no connection since 3.1 s", ""))
         told.tell(report("no connection since 4.2 s", "refused"))

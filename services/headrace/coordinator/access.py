@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.coordinator import status_page
 from headrace.core.errors import Unauthenticated
 from headrace.core.job_token import hashes
 from headrace.wire.secret import HEADER, Secret, shown
 
-# Probes have no token, and say nothing of jobs; metrics have names and numbers of jobs, for Prometheus.
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+# Probes have no token, and say nothing of jobs; metrics have names and numbers of jobs, for Prometheus; the status page's
+# files are the same for everybody, and ask for the token before they show anything.
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"}) | status_page.PATHS
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

@@ -32,7 +32,8 @@ class Health(BaseModel):
 
 class Rank(BaseModel):
     """One rank of the newest attempt. Counts and seconds are totals of the session; wait_s counts the wait that goes on.
-    verdict, trend, cause: of the recent time (core.verdict); cause is empty where it hardly waits."""
+    recent_share_by_cause: of its recent time, what it waited, by cause. verdict, trend, cause: of that time (core.verdict);
+    cause is empty where it hardly waits."""
 
     rank: int
     live: bool
@@ -46,6 +47,7 @@ class Rank(BaseModel):
     waiting_s: float
     wait_s_by_cause: dict[str, float]
     recent_starvation_ratio: float
+    recent_share_by_cause: dict[str, float]
     verdict: str
     trend: str
     cause: str
@@ -266,6 +268,7 @@ def _rank(board: Board, job: str, rank: int, record: RankRecord) -> Rank:
         waiting_s=record.waiting_s,
         wait_s_by_cause=board.recent.waits(job, rank, record),
         recent_starvation_ratio=board.recent.ratio(job, rank, record),
+        recent_share_by_cause=board.recent.shares(job, rank, record),
         verdict=judged.verdict,
         trend=judged.trend,
         cause=judged.cause,

@@ -70,6 +70,7 @@ class Board:
         self._passing = asyncio.Lock()
         self._passes = 0
         self._failing_since_s: float | None = None
+        self.store_error = ""  # what the last pass failed with
         self.loaded = False
         self.recent = Recent()
         self.scaling = Scaling(scaling_interval_s)
@@ -123,6 +124,7 @@ class Board:
         async with self._passing:
             self._fleet = await self._ledger.fleet()
             self._look(self._fleet.now_us)
+            self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
             names = sorted(self._due()) if job is None else [job]
             gate = asyncio.Semaphore(_JOBS_AT_ONCE)
             results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
@@ -184,11 +186,16 @@ class Board:
         try:
             await self.refresh(job)
         except HeadraceError as error:
+            self.store_error = error.message
             if self._failing_since_s is None:
                 self._failing_since_s = time.monotonic()
+                self._ledger.events.add("store_lost", error.message, level="warning")
                 log.warning("store_lost", error=str(error), note="tried again at every tick; leases are kept")
         else:
+            self.store_error = ""
             if self._failing_since_s is not None:
+                text = f"the store answers again, after {time.monotonic() - self._failing_since_s:.0f} s"
+                self._ledger.events.add("store_found", text)
                 log.info("store_found", after_s=round(time.monotonic() - self._failing_since_s, 1))
                 self._failing_since_s = None
 
@@ -196,6 +203,11 @@ class Board:
     def healthy(self) -> bool:
         """True once all jobs were read, and while the store answers."""
         return self.loaded and self._failing_since_s is None
+
+    @property
+    def failing_s(self) -> float:
+        """How long passes have been failing; 0 while they don't."""
+        return time.monotonic() - self._failing_since_s if self._failing_since_s is not None else 0.0
 
     def _due(self) -> set[str]:
         if self._passes % _IDLE_PASSES == 0:
@@ -213,6 +225,7 @@ class Board:
         async with gate:
             outcome = await self._ledger.update(name, Tick(0, blind=self._blind), workers=self._fleet.workers)
         before, state = self._jobs.get(name), outcome.state
+        self._ledger.events.job_changed(before, state)
         if state.job is None and state.session is None:
             self._drop(name)
         else:

@@ -69,7 +69,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         self._beats = beats
         self._instruments = instruments
         self._access = access or Access()
-        self._troubles = TroubleLog()
+        self._troubles = TroubleLog(instruments.events)
 
     # --- the six calls ------------------------------------------------------------------------------------------------
 
@@ -231,6 +231,8 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
 
     async def _refuse(self, context: Context, error: HeadraceError) -> None:
         self._instruments.refused(error.code)
+        job = str(error.ids.get("job", ""))
+        self._instruments.events.add("call_refused", error.message, job=job, level="warning", group=error.code)
         log.info("call_refused", error=error.message, code=error.code, **error.ids)
         await status.abort(context, error)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.coordinator.recent import judge_job, members_of
+from headrace.coordinator.recent_events import RecentEvents
 from headrace.core.events import JobState
 from headrace.core.session_plan import SessionPlan
 from headrace.core.verdict import VERDICTS
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
 
 class Instruments:
-    """What this replica counts itself. Replicas share no counters: sum over them."""
+    """What this replica counts itself, and what it saw lately. Replicas share no counters: sum over them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self.events = RecentEvents()
+        self.not_after_s: Callable[[], float] = lambda: 0.0
         self._moves = metrics.counter("headrace_lane_moves_total", registry)
         self._store_seconds = metrics.histogram("headrace_store_request_seconds", registry)
         self._conflicts = metrics.counter("headrace_store_conflicts_total", registry)
@@ -58,11 +61,15 @@ class Instruments:
     def tls_reloaded(self, reason: str) -> None:
         """The certificate's files changed: `ok`, or `refused` and the one before stays."""
         self._reloads.labels(reason).inc()
+        refused = "the certificate's files changed and cannot be used: the one before stays in use, see the log"
+        good = reason == "ok"
+        self.events.add("certificate", "a new certificate is in use" if good else refused, level="info" if good else "warning")
 
     def certificate(self, tls: ServerTls | None) -> None:
         """Export when the certificate in use expires."""
         if tls is not None:
-            self._not_after.set_function(lambda: tls.not_after_s)
+            self.not_after_s = lambda: tls.not_after_s
+            self._not_after.set_function(self.not_after_s)
 
 
 def dropped(job: JobState) -> tuple[int, int]:

@@ -88,6 +88,7 @@ class Ledger:
         self.store = store
         self.rules = rules
         self.quarantine = Quarantine(store, self._timed)
+        self.events = instruments.events
         self._instruments = instruments
         self._indexed: set[str] = set()
         self._last_reports: dict[tuple[str, int], Loaded] = {}
@@ -186,11 +187,14 @@ class Ledger:
         for effect in effects:
             match effect:
                 case RecordBad(samples):
+                    self.events.bad_samples(job, samples)
                     await self.quarantine.record(job, samples)
                 case LaneMoved(lane, owner, to, token, reason):
                     self._instruments.lane_moved(job, reason)
+                    self.events.lane_moved(job, effect)
                     log.info("lane_moved", job=job, lane=lane, worker=to, previous=owner, token=token, reason=reason)
                 case Note(event, ids):
+                    self.events.noted(job, effect)
                     log.info(event, job=job, **dict(ids))
         if changed:
             self.on_change(job)

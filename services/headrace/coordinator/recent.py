@@ -71,6 +71,12 @@ class Recent:
         waits = {cause: max(0.0, now.get(cause, 0.0) - mark.get(cause, 0.0)) for cause in CAUSES}
         return RankWait(rank, ratio, *halves, last.elapsed_s - first.elapsed_s, waits)
 
+    def shares(self, job: str, rank: int, record: RankRecord) -> dict[str, float]:
+        """Of its recent time, the share waited by cause; they add up to `ratio`."""
+        wait = self.wait(job, rank, record)
+        total = sum(wait.waits.values())
+        return {cause: wait.ratio * seconds / total for cause, seconds in wait.waits.items() if seconds} if total else {}
+
     def waits(self, job: str, rank: int, record: RankRecord) -> dict[str, float]:
         """Seconds waited by cause; none of them ever goes back, and they add up to all that it waited."""
         return self._waits.get((job, rank, record.nonce), {})

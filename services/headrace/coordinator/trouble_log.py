@@ -6,6 +6,7 @@ import re
 
 import structlog
 
+from headrace.coordinator.recent_events import RecentEvents
 from headrace.wire.gen import coordinator_service_pb2 as pb
 
 log = structlog.get_logger()
@@ -19,7 +20,8 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 class TroubleLog:
     """Remembers what this replica has logged; one event loop. What a new attempt complains of is logged anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: RecentEvents) -> None:
+        self._events = events
         self._told: set[tuple[str, int, int, str, str]] = set()
 
     def tell(self, report: pb.ReportProgressRequest) -> None:
@@ -33,6 +35,8 @@ class TroubleLog:
             if len(self._told) >= _MOST_REMEMBERED:
                 self._told.clear()
             self._told.add(key)
+            text = f"rank {rank.rank} does not get lane {trouble.lane} from {trouble.worker or 'anybody'}: {reason}"
+            self._events.add("lane_trouble", text, job=rank.job, level="warning", group=f"{rank.rank} {trouble.worker}")
             log.warning(
                 "lane_trouble",
                 job=rank.job, attempt=rank.attempt, rank=rank.rank, worker=trouble.worker, lane=trouble.lane,

@@ -1,0 +1,101 @@
+"""What a coordinator replica says of itself: its store, its certificate, what it saw happen lately."""
+
+from __future__ import annotations
+
+import socket
+import time
+from importlib import metadata
+from typing import Literal
+
+from pydantic import BaseModel
+
+from headrace.coordinator.board import Board
+from headrace.coordinator.instruments import Instruments
+from headrace.coordinator.recent_events import RecentEvent
+
+# A warning of less would be too late for a person to act in working hours.
+_CERTIFICATE_S = 7 * 86400.0
+# Leases are judged by the store's clock alone, so that a skew breaks nothing; but certificates and logs go by ours.
+_SKEW_S = 5.0
+
+
+class EventView(BaseModel):
+    """Something that this replica saw. count: how often within seconds; text: of the last time. job: empty if none."""
+
+    at_s: float
+    level: Literal["info", "warning"]
+    kind: str
+    job: str
+    text: str
+    count: int
+
+
+class ReplicaView(BaseModel):
+    """The replica that answers; others tell other events. Times: seconds since 1970, by its own clock.
+
+    loaded: it has read all jobs once. store_error: empty while the store answers; store_failing_s: for how long it hasn't.
+    store_ahead_s: the store's clock against this replica's. certificate_not_after_s: 0 without TLS. troubles: sentences on
+    what is wrong with this replica now, none if nothing is. events: newest first, at most 200, gone with the replica.
+    """
+
+    version: str
+    host: str
+    now_s: float
+    up_s: float
+    loaded: bool
+    store_error: str
+    store_failing_s: float
+    store_ahead_s: float
+    certificate_not_after_s: float
+    troubles: list[str]
+    events: list[EventView]
+
+
+class Replica:
+    """Makes the view. Built when the replica begins to serve."""
+
+    def __init__(self, board: Board, instruments: Instruments) -> None:
+        self._board = board
+        self._instruments = instruments
+        self._begun_s = time.monotonic()
+
+    def view(self) -> ReplicaView:
+        """As it is now."""
+        board, now_s = self._board, time.time()
+        ahead_s = board.now_us() / 1e6 - now_s if board.loaded else 0.0
+        not_after_s = self._instruments.not_after_s()
+        return ReplicaView(
+            version=metadata.version("headrace"),
+            host=socket.gethostname(),
+            now_s=now_s,
+            up_s=time.monotonic() - self._begun_s,
+            loaded=board.loaded,
+            store_error=board.store_error,
+            store_failing_s=board.failing_s,
+            store_ahead_s=ahead_s,
+            certificate_not_after_s=not_after_s,
+            troubles=_troubles(board, ahead_s, not_after_s - now_s if not_after_s else None),
+            events=[_event(event) for event in self._instruments.events.newest()],
+        )
+
+
+def _event(event: RecentEvent) -> EventView:
+    return EventView(at_s=event.at_s, level=event.level, kind=event.kind, job=event.job, text=event.text, count=event.count)
+
+
+def _troubles(board: Board, ahead_s: float, left_s: float | None) -> list[str]:
+    found = list[str]()
+    if board.store_error:
+        found.append(
+            f"the store has not answered for {board.failing_s:.0f} s: {board.store_error}. What is shown was read before; "
+            "workers and trainers go on with the leases they hold"
+        )
+    elif not board.loaded:
+        found.append("jobs are still being read from the store")
+    if abs(ahead_s) > _SKEW_S:
+        way = "ahead of" if ahead_s > 0 else "behind"
+        found.append(f"the store's clock is {abs(ahead_s):.0f} s {way} this replica's: set both by NTP")
+    if left_s is not None and left_s < _CERTIFICATE_S:
+        when = f"expires in {left_s / 86400:.1f} days" if left_s > 0 else "has expired"
+        found.append(f"the coordinator's certificate {when}: put a new one in its place, nothing is restarted for it")
+    return found
