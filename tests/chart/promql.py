@@ -70,6 +70,8 @@ def strangers(expr: str) -> list[str]:
     unknown = [metric for metric, name in bare.items() if name not in CATALOGUE]
     unknown += [m for m, n in bare.items() if n != m and n in CATALOGUE and CATALOGUE[n].type != "histogram"]
     known = SCRAPED | {label for name in bare.values() if name in CATALOGUE for label in CATALOGUE[name].labels}
+    if "ALERTS{" in expr:
+        known |= {"alertname", "alertstate"}
     if "__name__" in expr:
         known |= {label for metric in CATALOGUE.values() for label in metric.labels}
     for record in re.findall(r"\w+:headrace_\w+:\w+", expr):
