@@ -33,8 +33,8 @@ SHEET_IMAGES = 32
 class RankTask:
     """What a demo rank is told. step_s: length of the pretended training step. sheet: PNG of the first batch, or empty.
     stop_after: ends without a goodbye after that many batches (0: never), as a trainer that is killed would.
-    journal: file that has each batch as it was taken, also if this process is killed; or empty. out: may be empty where there
-    is a journal; nothing is kept then. until: file with the number of the epoch at whose begin to end, or empty: a training
+    journal: file that has each batch as it was taken, also if this process is killed; or empty. out: may be empty;
+    nothing is kept then. until: file with the number of the epoch at whose begin to end, or empty: a training
     that nobody knew the length of."""
 
     coordinators: str
@@ -161,8 +161,8 @@ def _train(task: RankTask, stream: headrace.Stream, notes: _Notes, journal: Jour
             taken += 1
             if journal:
                 journal.take(notes.last(stream.state_dict()))
-                if not task.out:
-                    notes.forget()
+            if not task.out:
+                notes.forget()
             if task.commit:
                 stream.commit()
             say(

@@ -142,7 +142,15 @@ def start_service(name: str, arguments: Sequence[str], log: Path, env: Mapping[s
 
     name: for messages. log: appended to. env: added to this process's environment.
     """
-    command = [sys.executable, "-m", "headrace", *arguments, "--exit-with-parent"]
+    return _start(name, [sys.executable, "-m", "headrace", *arguments, "--exit-with-parent"], log, env)
+
+
+def start_program(name: str, command: Sequence[str], log: Path) -> ServiceProcess:
+    """Start another's program, such as Prometheus, that ends when this process does. Else as `start_service`."""
+    return _start(name, [sys.executable, "-m", "headrace.testing.bound", *command], log, None)
+
+
+def _start(name: str, command: list[str], log: Path, env: Mapping[str, str] | None) -> ServiceProcess:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {}), PARENT_VARIABLE: str(os.getpid())}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
