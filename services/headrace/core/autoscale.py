@@ -150,12 +150,12 @@ def _scale_class(
     told = [(job.samples_per_s * part, lanes) for job, part, lanes in wanted if job.samples_per_s is not None]
     asked = sum(samples_per_s for samples_per_s, _ in told)
     names = tuple(sorted(job.spec.name for job, _, _ in wanted))
-    least = 1 if wanted else 0
+    had = before.desired if before else len(serving)
     if wanted and (not speed or len(told) < len(wanted)):
         # Nothing to reckon with yet: as many as there are wanted.
-        desired = min(max(before.desired if before else len(serving), least), max(most, least))
-        kept = replace(before or Scale(0), desired=desired)
+        kept = replace(before or Scale(0), desired=min(max(had, 1), max(most, 1)))
     else:
         need = sum(min(samples_per_s / speed, lanes) for samples_per_s, lanes in told) if wanted else 0.0
-        kept = decide(before, need, least, most, len(serving))
+        # Without a job it is let go by the same rules as with one, since its trainers may be starting again.
+        kept = decide(before, need, min(1, len(wanted)), most if wanted else had, len(serving))
     return replace(kept, live=len(serving), speed=speed, demand=asked, most=most, jobs=names)
