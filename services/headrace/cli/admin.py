@@ -25,19 +25,24 @@ DEFAULT = "127.0.0.1:7301"
 
 
 def get_job(admin: str, job: str, what: str = "") -> Any:
-    """GET of `/api/jobs/<job>[/<what>]` as plain data; admin: host:port, or a URL.
+    """GET of `/api/jobs/<job>[/<what>]` as plain data; see `get`. Raises JobUnknown, too."""
+    return get(admin, f"jobs/{quote(job, safe='')}{f'/{what}' if what else ''}", job=job)
 
-    HEADRACE_ADMIN_TOKEN_FILE or HEADRACE_ADMIN_TOKEN is shown, and HEADRACE_TLS_CA makes it HTTPS. Raises JobUnknown,
-    StoreUnavailable, CoordinatorUnavailable, Unauthenticated or ConfigInvalid.
+
+def get(admin: str, what: str, *, job: str = "", deadline_s: float = DEADLINE_S) -> Any:
+    """GET of `/api/<what>` as plain data; admin: host:port, or a URL.
+
+    HEADRACE_ADMIN_TOKEN_FILE or HEADRACE_ADMIN_TOKEN is shown, and HEADRACE_TLS_CA makes it HTTPS. Raises StoreUnavailable,
+    CoordinatorUnavailable, Unauthenticated or ConfigInvalid.
     """
     files = TlsFiles(variable("tls_cert"), variable("tls_key"), variable("tls_ca"))
     base = admin if "://" in admin else f"{'https' if files.ca else 'http'}://{admin}"
     if not base.startswith(("http://", "https://")):
         raise ConfigInvalid(f"--admin must be HOST:PORT or an http(s):// address, not {admin!r}", address=admin)
-    url = f"{base.rstrip('/')}/api/jobs/{quote(job, safe='')}{f'/{what}' if what else ''}"
+    url = f"{base.rstrip('/')}/api/{what}"
     request = urllib.request.Request(url, headers=_headers(base))  # noqa: S310 - http(s) as checked above
     try:
-        with _opener(files).open(request, timeout=DEADLINE_S) as answer:
+        with _opener(files).open(request, timeout=deadline_s) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise _refused(error, job, admin) from error

@@ -31,7 +31,7 @@ _NOTES: Mapping[str, str] = {
     "session_stops_for_bad_samples": "too many bad samples: all ranks stop",
     "fingerprint_pinned": "bound to engine {fingerprint}",
     "window_raised": "window raised to {window} batches",
-    "lease_renewed": "lane {lane} fenced with a new token: {worker} held one that the store had lost",
+    "lease_renewed": "lane {lane} fenced with a new token: a rank knew one that the store had lost",
     "lease_adopted": "lane {lane} was told again by {worker}: the store had lost its lease",
 }
 _TROUBLED_NOTES = frozenset({"session_healed", "session_stops_for_bad_samples", "lease_renewed", "lease_adopted"})
@@ -87,6 +87,8 @@ class RecentEvents:
     def noted(self, job: str, note: Note) -> None:
         """A line that the rules want told."""
         ids = dict(note.ids)
+        if "fingerprint" in ids:
+            ids["fingerprint"] = str(ids["fingerprint"]).partition(";")[0]
         text = _NOTES.get(note.event, "").format_map(ids) or " ".join(f"{name}={value}" for name, value in ids.items())
         level: Level = "warning" if note.event in _TROUBLED_NOTES else "info"
         self.add(note.event, text, job=job, level=level)

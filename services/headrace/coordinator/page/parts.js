@@ -33,6 +33,14 @@ export function span(seconds) {
   return seconds < 172800 ? `${(seconds / 3600).toFixed(0)} h` : `${(seconds / 86400).toFixed(0)} days`;
 }
 
+// Long ids by their beginning; the whole one is told by the pointer, and by the API.
+function short(id) {
+  const cut = /^[0-9a-f]{8}-[0-9a-f-]{27}$/.test(id) ? id.slice(0, 8) : id.split(";")[0];
+  const made = make("span", "", cut);
+  made.title = id;
+  return made;
+}
+
 export function legend() {
   return Object.entries(CAUSES).map(([cause, text]) => make("li", "", make("span", `swatch ${cause}`), `${cause}: ${text}`));
 }
@@ -80,7 +88,7 @@ function ranks(all) {
   const sorted = [...all].sort((a, b) => b.live - a.live || b.recent_starvation_ratio - a.recent_starvation_ratio || a.rank - b.rank);
   const box = make("div", "ranks", sorted.slice(0, RANKS_SHOWN).map(rank));
   if (sorted.length > RANKS_SHOWN) {
-    box.append(make("p", "quiet", `and ${sorted.length - RANKS_SHOWN} more ranks, which wait less: api/jobs/… has them all`));
+    box.append(make("p", "quiet", `and ${sorted.length - RANKS_SHOWN} more ranks, which wait less; the API has them all`));
   }
   return box;
 }
@@ -101,9 +109,8 @@ function rank(one) {
   const row = make("div", "rank", make("span", one.live || one.left ? "" : "warning", `rank ${one.rank}${state}`), bar, make("span", "said", said));
   const more = [`${one.consumed} batches taken, ${one.committed} committed`, `waited ${one.wait_s.toFixed(1)} of ${one.elapsed_s.toFixed(1)} s in all`];
   if (one.transport) more.push(`by ${one.transport}`);
-  if (one.node) more.push(`on ${one.node}`);
   if (one.waiting_s > 1) more.push(`waiting for ${span(one.waiting_s)} now`);
-  row.append(make("span", "quiet more", more.join(" · ")));
+  row.append(make("span", "quiet more", more.join(" · "), one.node ? " · on node " : "", one.node ? short(one.node) : ""));
   row.dataset.rank = one.rank;
   return row;
 }
@@ -146,14 +153,14 @@ function bad(job) {
 
 function facts(job) {
   return make("p", "quiet", [
-    `${job.samples} samples of ${job.dataset}`, `batches of ${job.batch_size}`, `attempt ${job.attempt}`, `engine ${job.fingerprint || "not chosen yet"}`,
-    `window ${job.window}`, `${job.lanes_moved} lanes moved`, `${job.batches_remade} batches remade`,
-  ].join(" · "));
+    `${job.samples} samples of ${job.dataset}`, `batches of ${job.batch_size}`, `attempt ${job.attempt}`, `window ${job.window}`,
+    `${job.lanes_moved} lanes moved`, `${job.batches_remade} batches remade`, "engine ",
+  ].join(" · "), short(job.fingerprint || "not chosen yet"));
 }
 
 export function pools(classes) {
   const rows = classes.map((one) => [
-    one.pool || "(none)", one.fingerprint, one.workers_live,
+    one.pool || "(none)", short(one.fingerprint), one.workers_live,
     make("span", one.workers_desired > one.workers_live ? "warning" : "", `${one.workers_desired}`),
     one.samples_per_s ? one.samples_per_s.toFixed(0) : "?", one.samples_wanted_per_s.toFixed(0),
   ]);
@@ -164,7 +171,7 @@ export function pools(classes) {
 export function workers(all) {
   if (!all.length) return [make("p", "warning", "No worker is known: start some, and see that they name this coordinator.")];
   const rows = all.map((one) => [
-    one.worker, make("span", one.live ? "" : "warning", one.live ? (one.draining ? "drains" : "serves") : "silent"), one.node,
+    one.worker, make("span", one.live ? "" : "warning", one.live ? (one.draining ? "drains" : "serves") : "silent"), short(one.node),
     one.samples_per_s ? one.samples_per_s.toFixed(0) : "?", Object.values(one.lanes_by_job).reduce((sum, lanes) => sum + lanes, 0),
     one.unable_jobs.length ? make("span", "warning", `cannot open ${one.unable_jobs.join(", ")}`) : "",
   ]);
@@ -173,8 +180,9 @@ export function workers(all) {
 
 export function events(all, nowS) {
   if (!all.length) return [make("li", "quiet", "none yet")];
-  return all.map((one) => make("li", one.level === "warning" ? "warning" : "", make("span", "quiet", `${span(Math.max(0, nowS - one.at_s))} ago`),
-    make("span", "", one.job || one.kind), make("span", "text", `${one.job ? `${one.kind}: ` : ""}${one.text}${one.count > 1 ? ` (${one.count} such)` : ""}`)));
+  return all.map((one) => make("li", "", make("span", "quiet", `${span(Math.max(0, nowS - one.at_s))} ago`),
+    make("span", one.level === "warning" ? "warning" : "", one.kind.replaceAll("_", " ")),
+    make("span", "text", `${one.job ? `${one.job}: ` : ""}${one.text}${one.count > 1 ? ` (${one.count} such)` : ""}`)));
 }
 
 function table(heads, rows) {
