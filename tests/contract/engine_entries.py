@@ -27,7 +27,10 @@ class Entry:
     decode_levels: float = 0.0
 
 
-ENTRIES = (Entry("cpu", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01),)
+ENTRIES = (
+    Entry("cpu", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01),
+    Entry("cpu-libs", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01),
+)
 # Engines of the registry that make no pixels, and so keep no contract.
 NO_PIXELS = frozenset({"null"})
 # Engines of the design. Each joins once the registry names it.

@@ -135,8 +135,8 @@ def test_jpeg_of_unusual_chroma_sampling_goes_to_pillow() -> None:
     # simplejpeg refuses a luma of 3x1. No encoder here writes one, so the scan doesn't fit the frame: both must agree on that.
     data = encode(photo(48, 32), "JPEG", subsampling=0)
     odd = patch(data, frame_at(data) + 11, b"\x31")
-    assert not pixels._is_turbo(read_header(odd))
-    assert pixels._is_turbo(read_header(data))
+    assert not pixels.is_turbo(read_header(odd))
+    assert pixels.is_turbo(read_header(data))
     rgb, reason = decode(odd)
     assert reason == "none"
     assert np.array_equal(rgb, reference_ops.decode(odd))

@@ -1,12 +1,13 @@
 """The `cpu` engine: any image on any machine.
 
-Why these libraries (measured on one core, loadtest/results/engine_choice.md): simplejpeg decodes whole images as fast as
-anything and turns every warning of libjpeg into an error. nvImageCodec's region decode saves a tenth of the decode but
-hands over garbage for damaged data, silently; Pillow and OpenCV are slower or as silent. cykooz-resizer is three times as
-fast as Pillow's resize and within one level of it; OpenCV's resizes are other filters.
+JPEG of the usual kinds goes through the native core (engines/native.py): the decode of what the crop needs alone, Pillow's
+resize and the flips in one call for many rows. All else, and everything where the core was not built, goes through libraries.
+These are (measured on one core, loadtest/results/engine_choice.md) simplejpeg, which decodes whole images as fast as anything
+and turns every warning of libjpeg into an error; Pillow, for all other formats; and, without the core, cykooz-resizer, which is
+three times as fast as Pillow's resize and within one level of it.
 
 A batch is cut into chunks of rows for the engine's own threads; a row is made by one thread from its own bytes and
-parameters alone. Every heavy call (decode, resize, numpy) releases the GIL.
+parameters alone. Every heavy call (the core, decode, resize, numpy) releases the GIL.
 """
 
 from __future__ import annotations
@@ -24,38 +25,53 @@ from headrace.core.augment import BatchParams, sample_params, too_large
 from headrace.core.batch import REASON_CODE
 from headrace.core.image_header import ImageHeader
 from headrace.core.pipeline_spec import OPS_BY_NAME, PipelineSpec
-from headrace.worker.engines import pixels, resample
-from headrace.worker.engines.apply import apply_ops
+from headrace.worker.engines import native, pixels, resample
+from headrace.worker.engines.apply import Operations
+from headrace.worker.engines.geometry import Geometry, fused_count, geometry
+from headrace.worker.engines.native import NativeCore, NativeMissing
 from headrace.worker.engines.output import SlotArray, Writer
 from headrace.worker.engines.pixels import BadImage, Probe
 from headrace.worker.engines.protocol import RunResult, Sample
 
 # Raise when a change of this package can change a pixel.
-VERSION = 1
+VERSION = 2
 # Chunks a thread: enough that one slow row doesn't leave the other threads idle, few enough that handing out costs nothing.
 CHUNKS_PER_THREAD = 6
 
 log = structlog.get_logger()
 
 
-class CpuEngine:
-    """Decodes with simplejpeg and Pillow, resizes with cykooz-resizer. `threads` of its own; close it to end them.
+def find_native(name: str) -> NativeCore | None:
+    """The native core for an engine of that name, which is logged; None, with the reason in the log, if there is none."""
+    try:
+        core = native.load()
+    except NativeMissing as missing:
+        log.warning("native_core_missing", engine=name, why=str(missing), instead="libraries, slower; see docs/native_core.md")
+        return None
+    log.info("native_core", engine=name, isa=core.isa)
+    return core
 
-    fingerprint: name, own version and libraries. No instruction set: all parts give the same bits on each (tests/contract).
+
+class CpuEngine:
+    """Decodes and augments with `threads` of its own; close it to end them. core: None leaves all to libraries.
+
+    fingerprint: name, own version, path and libraries. No instruction set: all parts give the same bits on each (tests/contract).
     """
 
     name = "cpu"
     ops = frozenset(OPS_BY_NAME)
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, core: NativeCore | None = None) -> None:
         # Of what is loaded: not read again, since a package may be replaced on disk while this runs.
-        self.fingerprint = f"{self.name}-{VERSION};{pixels.versions()},{resample.versions()}"
+        path = core.versions() if core else resample.versions()
+        self.fingerprint = f"{self.name}-{VERSION};{path},{pixels.versions()}"
         self.threads = max(1, threads)
+        self._core = core
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="headrace-pixels") if self.threads > 1 else None
 
     def prepare(self, spec: PipelineSpec, seed: int) -> PreparedCpu:
         """Make ready for a job. This engine has every operation and format."""
-        return PreparedCpu(spec, seed, self._pool, self.threads)
+        return PreparedCpu(spec, seed, self)
 
     def close(self) -> None:
         """End the threads; idempotent."""
@@ -65,7 +81,10 @@ class CpuEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What the rows of a batch share. probes: None where a sample has no data. too_large: see core.augment.too_large."""
+    """What the rows of a batch share.
+
+    probes: None where a sample has no data. too_large: see core.augment.too_large. geometry: of the fused operations, if any.
+    """
 
     samples: Sequence[Sample]
     probes: list[Probe | None]
@@ -73,17 +92,25 @@ class _Batch:
     rows: SlotArray
     reasons: NDArray[np.uint8]
     too_large: NDArray[np.bool_]
+    geometry: Geometry | None
 
 
 class PreparedCpu:
     """The engine ready for one job's spec. `run` may be called from any thread."""
 
-    def __init__(self, spec: PipelineSpec, seed: int, pool: ThreadPoolExecutor | None, threads: int) -> None:
+    def __init__(self, spec: PipelineSpec, seed: int, engine: CpuEngine) -> None:
         self._spec = spec
         self._seed = seed
-        self._pool = pool
-        self._threads = threads
+        self._core = engine._core
+        self._pool = engine._pool
+        self._threads = engine.threads
         self._writer = Writer(spec)
+        self._fused = fused_count(spec) if self._core else 0
+        resize = self._core.resize if self._core else resample.resize
+        self._all_ops = Operations(spec, resize)
+        self._other_ops = Operations(spec, resize, self._fused)
+        # Whether the fused operations' pixels are the slot's.
+        self._direct = self._fused == len(spec.ops) and (spec.output.dtype, spec.output.layout) == ("uint8", "NHWC")
 
     def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: memoryview) -> RunResult:
         """See PreparedEngine.run. Raises HeadraceError if `out` is not a slot for these samples."""
@@ -95,7 +122,9 @@ class PreparedCpu:
         epochs, planned = np.array(keys, np.int64).reshape(count, 2).T
         probed = time.thread_time()
         params = sample_params(self._spec, self._seed, (epochs, planned), sizes)
-        batch = _Batch(samples, probes, params, rows, np.zeros(count, np.uint8), too_large(self._spec, params))
+        fused = geometry(self._spec, params, self._fused) if self._fused else None
+        large = too_large(self._spec, params)
+        batch = _Batch(samples, probes, params, rows, np.zeros(count, np.uint8), large, fused)
         sampled = time.thread_time()
         times = self._map(batch, count)
         decode_s = probed - started + sum(part[0] for part in times)
@@ -113,16 +142,46 @@ class PreparedCpu:
 
     def _make_rows(self, batch: _Batch, chunk: range) -> tuple[float, float]:
         """Make the chunk's rows; returns thread-seconds of (decode, augment)."""
-        decode_s = augment_s = 0.0
-        for row in chunk:
+        fused = [row for row in chunk if self._is_fused(batch, row)]
+        decode_s, augment_s = self._make_fused(batch, fused) if fused else (0.0, 0.0)
+        for row in chunk if len(fused) < len(chunk) else ():
+            if row in fused:
+                continue
             started = time.thread_time()
             rgb = self._decode(batch, row)
             decoded = time.thread_time()
             decode_s += decoded - started
             if rgb is not None:
-                self._writer.write(apply_ops(rgb, self._spec, batch.params, row), batch.rows[row])
+                self._writer.write(self._all_ops(rgb, batch.params, row), batch.rows[row])
                 augment_s += time.thread_time() - decoded
         return decode_s, augment_s
+
+    def _is_fused(self, batch: _Batch, row: int) -> bool:
+        """Whether the native core makes the row: told by its header and geometry alone."""
+        probe = batch.probes[row]
+        if batch.geometry is None or probe is None or probe.reason != "none" or batch.too_large[row]:
+            return False
+        return bool(batch.geometry.inside[row]) and native.takes(probe.header)
+
+    def _make_fused(self, batch: _Batch, rows: list[int]) -> tuple[float, float]:
+        """Make rows with the native core, in one call; then the other operations, one by one."""
+        assert batch.geometry is not None
+        assert self._core is not None
+        probes = [probe for row in rows if (probe := batch.probes[row])]
+        stored = [(len(probe.data), probe.header.width, probe.header.height, probe.header.orientation) for probe in probes]
+        places = rows if self._direct else range(len(rows))
+        numbers = np.column_stack([np.array(stored, np.int64), batch.geometry.numbers[rows], places])
+        out = batch.rows if self._direct else np.empty((len(rows), *batch.geometry.size, 3), np.uint8)
+        status, (decode_s, augment_s) = self._core.rows([probe.data for probe in probes], numbers, out)
+        started = time.thread_time()
+        if status.any():
+            for row, code in zip(rows, status.tolist(), strict=True):
+                batch.reasons[row] = REASON_CODE[_reason(code, batch.samples[row])]
+        if not self._direct:
+            for made, row, code in zip(out, rows, status.tolist(), strict=True):
+                if code == native.OK:
+                    self._writer.write(self._other_ops(made, batch.params, row), batch.rows[row])
+        return decode_s, augment_s + time.thread_time() - started
 
     def _probe(self, sample: Sample) -> Probe | None:
         """The sample's header; None if it has no data."""
@@ -151,6 +210,15 @@ class PreparedCpu:
                 reason = _unknown(error, sample)
         batch.reasons[row] = REASON_CODE[reason]
         return None
+
+
+def _reason(status: int, sample: Sample) -> str:
+    """The reason that a status of the native core stands for. Raises MemoryError, see _unknown."""
+    if status == native.NO_MEMORY:
+        raise MemoryError("the native core found no memory")
+    if status == native.BAD_ARGUMENT:
+        return _unknown(RuntimeError("the native core refused its arguments"), sample)
+    return "corrupt" if status else "none"
 
 
 def _unknown(error: Exception, sample: Sample) -> str:

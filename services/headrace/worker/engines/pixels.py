@@ -1,4 +1,4 @@
-"""Decoding: any supported image to RGB, by the rules of docs/decode_contract.md.
+"""Decoding with libraries: any supported image to RGB, by the rules of docs/decode_contract.md.
 
 Which decoder takes an image is a pure function of its header. JPEG goes to libjpeg-turbo through simplejpeg, whole, with
 every warning an error; JPEG with a chroma sampling that simplejpeg refuses, and all other formats, go to Pillow. Thread-safe:
@@ -93,7 +93,7 @@ def decode_rgb(probed: Probe, decode: Decode) -> Pixels:
     """Decode to uint8[H, W, 3] with the orientation applied (a view; not contiguous where it turned). Raises BadImage."""
     header = probed.header
     try:
-        rgb = _decode_jpeg(probed.data, header) if _is_turbo(header) else _decode_pillow(probed.data, header, decode)
+        rgb = _decode_jpeg(probed.data, header) if is_turbo(header) else _decode_pillow(probed.data, header, decode)
     except BadImage:
         raise
     except _DAMAGE as error:
@@ -106,7 +106,7 @@ def decode_rgb(probed: Probe, decode: Decode) -> Pixels:
     return rgb if header.format == "tiff" else orient(rgb, header.orientation)
 
 
-def _is_turbo(header: ImageHeader) -> bool:
+def is_turbo(header: ImageHeader) -> bool:
     """Whether simplejpeg takes it: any JPEG but those of an unusual chroma sampling."""
     if header.format != "jpeg":
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.core.errors import ConfigInvalid, EngineUnsupported
 from headrace.worker.engines.protocol import Engine
 
-NAMES = ("cpu", "null")
+NAMES = ("cpu", "cpu-libs", "null")
 
 
 def create(name: str, threads: int) -> Engine:
@@ -15,6 +15,10 @@ def create(name: str, threads: int) -> Engine:
     """
     try:
         if name == "cpu":
+            from headrace.worker.engines.cpu import CpuEngine, find_native
+
+            return CpuEngine(threads, find_native(name))
+        if name == "cpu-libs":
             from headrace.worker.engines.cpu import CpuEngine
 
             return CpuEngine(threads)

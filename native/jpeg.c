@@ -1,0 +1,160 @@
+/* Decoding the part of a JPEG that a crop needs, bit for bit what decoding all of it would give.
+
+   Rows and columns outside the region are entropy-decoded, which damage in them needs to be seen, but not transformed. Any warning of
+   libjpeg is an error. What libjpeg reads is hostile: it is asked for the size first, and nothing is allocated unless that is what
+   the header said. */
+#include "headrace_native.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The layout of libjpeg 6.2, which is what Pillow's wheels hold, whatever the headers here were configured for. */
+#include <jconfig.h>
+#undef JPEG_LIB_VERSION
+#define JPEG_LIB_VERSION 62
+#define JCONFIG_INCLUDED
+#include <jpeglib.h>
+
+/* A pixel at the region's edge takes chroma from its neighbours; two are more than any subsampling needs. */
+#define MARGIN 2
+
+typedef struct {
+  struct jpeg_error_mgr base;
+  jmp_buf escape;
+  volatile int status;
+} failing;
+
+typedef struct {
+  struct jpeg_error_mgr *(*std_error)(struct jpeg_error_mgr *);
+  void (*create)(j_decompress_ptr, int, size_t);
+  void (*destroy)(j_decompress_ptr);
+  void (*mem_src)(j_decompress_ptr, const unsigned char *, unsigned long);
+  int (*read_header)(j_decompress_ptr, boolean);
+  boolean (*start)(j_decompress_ptr);
+  void (*crop)(j_decompress_ptr, JDIMENSION *, JDIMENSION *);
+  JDIMENSION (*skip)(j_decompress_ptr, JDIMENSION);
+  JDIMENSION (*read)(j_decompress_ptr, JSAMPARRAY, JDIMENSION);
+  boolean (*finish)(j_decompress_ptr);
+} functions;
+
+static functions functions_of(const hn_libjpeg *from) {
+  functions f;
+  /* ISO C has no cast from void * to a function; POSIX promises that the bytes are the same. */
+  memcpy(&f.std_error, &from->std_error, sizeof(void *));
+  memcpy(&f.create, &from->create_decompress, sizeof(void *));
+  memcpy(&f.destroy, &from->destroy_decompress, sizeof(void *));
+  memcpy(&f.mem_src, &from->mem_src, sizeof(void *));
+  memcpy(&f.read_header, &from->read_header, sizeof(void *));
+  memcpy(&f.start, &from->start_decompress, sizeof(void *));
+  memcpy(&f.crop, &from->crop_scanline, sizeof(void *));
+  memcpy(&f.skip, &from->skip_scanlines, sizeof(void *));
+  memcpy(&f.read, &from->read_scanlines, sizeof(void *));
+  memcpy(&f.finish, &from->finish_decompress, sizeof(void *));
+  return f;
+}
+
+/* Whether the message begins so. By its text: the numbers of messages are not the same in all versions. */
+static int says(j_common_ptr info, const char *beginning) {
+  struct jpeg_error_mgr *error = info->err;
+  if (error->msg_code <= 0 || error->msg_code > error->last_jpeg_message) return 0;
+  const char *text = error->jpeg_message_table[error->msg_code];
+  return text && !strncmp(text, beginning, strlen(beginning));
+}
+
+static void on_error(j_common_ptr info) {
+  failing *fail = (failing *)(void *)info->err;
+  fail->status = says(info, "Insufficient memory") ? HN_NO_MEMORY : HN_CORRUPT;
+  longjmp(fail->escape, 1);
+}
+
+static void on_message(j_common_ptr info, int level) {
+  /* An unusual JFIF version is no damage. */
+  if (level < 0 && !says(info, "Warning: unknown JFIF revision number")) on_error(info);
+}
+
+static void on_output(j_common_ptr info) { (void)info; }
+
+static void begin(const functions *f, struct jpeg_decompress_struct *info, failing *fail) {
+  info->err = f->std_error(&fail->base);
+  fail->base.error_exit = on_error;
+  fail->base.emit_message = on_message;
+  fail->base.output_message = on_output;
+  fail->status = HN_CORRUPT;
+}
+
+/* Narrows the columns to the region and its margin, if that spares any. Returns how many columns are left of the region. */
+static size_t crop_columns(const functions *f, struct jpeg_decompress_struct *info, const hn_box *region) {
+  int64_t left = region->x - MARGIN, right = region->x + region->width + MARGIN;
+  if (left < 0) left = 0;
+  if (right > info->output_width) right = info->output_width;
+  if (left == 0 && right == info->output_width) return (size_t)region->x;
+  JDIMENSION x = (JDIMENSION)left, width = (JDIMENSION)(right - left);
+  f->crop(info, &x, &width); /* moves x down to a whole block */
+  return (size_t)(region->x - x);
+}
+
+static void read_rows(const functions *f, struct jpeg_decompress_struct *info, uint8_t *out, size_t stride, JDIMENSION rows) {
+  JDIMENSION end = info->output_scanline + rows;
+  while (info->output_scanline < end) {
+    JSAMPROW lines[8];
+    JDIMENSION most = end - info->output_scanline < 8 ? end - info->output_scanline : 8;
+    for (JDIMENSION i = 0; i < most; i++) lines[i] = out + i * stride;
+    out += f->read(info, lines, most) * stride;
+  }
+}
+
+/* Entropy-decodes what lies below the region, for the warnings. Skipping to the very end would not: the last row is read. */
+static void read_rest(const functions *f, struct jpeg_decompress_struct *info, uint8_t *scratch) {
+  JDIMENSION left = info->output_height - info->output_scanline;
+  if (left > 1) f->skip(info, left - 1);
+  if (left > 0) read_rows(f, info, scratch, 0, 1);
+  f->finish(info);
+}
+
+int hn_decode_region(const hn_libjpeg *libjpeg, const uint8_t *data, int64_t data_bytes, const int64_t size[2],
+                     const hn_box *region, int strict, hn_buffer *buffer, hn_view *view) {
+  const functions f = functions_of(libjpeg);
+  struct jpeg_decompress_struct info;
+  failing fail;
+  begin(&f, &info, &fail);
+  if (setjmp(fail.escape)) {
+    f.destroy(&info);
+    return fail.status;
+  }
+  memset((char *)&info + sizeof info.err, 0, sizeof info - sizeof info.err); /* so that destroy may come first */
+  f.create(&info, JPEG_LIB_VERSION, sizeof info);
+  f.mem_src(&info, data, (unsigned long)data_bytes);
+  f.read_header(&info, TRUE);
+  if (info.image_height != size[0] || info.image_width != size[1] || (info.num_components != 1 && info.num_components != 3)) {
+    on_error((j_common_ptr)&info);
+  }
+  info.out_color_space = JCS_RGB;
+  info.dct_method = JDCT_ISLOW;
+  info.do_fancy_upsampling = TRUE;
+  f.start(&info);
+  size_t left = crop_columns(&f, &info, region), stride = 3 * (size_t)info.output_width;
+  /* One row more, for those that are read and not wanted. */
+  if (hn_reserve(buffer, (size_t)region->height + 1, stride)) {
+    f.destroy(&info);
+    return HN_NO_MEMORY;
+  }
+  if (region->y > 0) f.skip(&info, (JDIMENSION)region->y);
+  read_rows(&f, &info, buffer->bytes, stride, (JDIMENSION)region->height);
+  if (strict) read_rest(&f, &info, buffer->bytes + (size_t)region->height * stride);
+  f.destroy(&info);
+  *view = (hn_view){buffer->bytes + 3 * left, stride, buffer->bytes + buffer->size};
+  return HN_OK;
+}
+
+int hn_check_libjpeg(const hn_libjpeg *libjpeg) {
+  const functions f = functions_of(libjpeg);
+  struct jpeg_decompress_struct info;
+  failing fail;
+  begin(&f, &info, &fail);
+  memset((char *)&info + sizeof info.err, 0, sizeof info - sizeof info.err);
+  if (setjmp(fail.escape)) return HN_BAD_ARGUMENT;
+  f.create(&info, JPEG_LIB_VERSION, sizeof info);
+  f.destroy(&info);
+  return HN_OK;
+}
