@@ -77,6 +77,7 @@ int hn_plan_axis(hn_axis *axis, int64_t in, int64_t out, int64_t window, int64_t
   size_t raw_bytes = (size_t)taps * sizeof(double), weight_bytes = (size_t)(count * pairs) * sizeof(hn_weights);
   if (hn_reserve(&axis->memory, raw_bytes + (size_t)count * per_output, 1)) return HN_NO_MEMORY;
   double *raw = (double *)(void *)axis->memory.bytes;
+  axis->rows = (const uint8_t **)(void *)raw; /* once the weights are made */
   axis->weights = (hn_weights *)(void *)(axis->memory.bytes + raw_bytes);
   axis->start = (int32_t *)(void *)(axis->memory.bytes + raw_bytes + weight_bytes);
   memset(axis->weights, 0, weight_bytes);

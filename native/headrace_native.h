@@ -100,6 +100,7 @@ typedef struct {
   int64_t first, length;      /* the inputs that are used: [first, first + length); start[] counts from first */
   int32_t *start;             /* [count] */
   hn_weights *weights;        /* [count][pairs] */
+  const uint8_t **rows;       /* room for 2 * pairs pointers, for who runs the axis */
   hn_buffer memory;
 } hn_axis;
 
@@ -123,10 +124,10 @@ typedef struct {
 int hn_decode_region(const hn_libjpeg *libjpeg, const uint8_t *data, int64_t data_bytes, const int64_t size[2],
                      const hn_box *region, int strict, hn_buffer *buffer, hn_view *view);
 
-/* Two rows at a time, from pixels to the rows in between; and one output row from rows in between. */
+/* Two rows at a time, from pixels to output pixels; it may read and write HN_SLACK bytes beyond each. And one output row of `bytes`,
+   from the 2 * pairs rows that it sums; nothing beyond them is touched. */
 typedef void hn_across(const uint8_t *const in[2], const hn_axis *axis, uint8_t *const out[2]);
-typedef void hn_down(const uint8_t *first, size_t stride, int64_t rows, const hn_weights *weights, int64_t pairs, uint8_t *out,
-                     size_t bytes);
+typedef void hn_down(const uint8_t *const *rows_of, const hn_weights *weights, int64_t pairs, uint8_t *out, size_t bytes);
 
 /* The row to read where weights were padded beyond the last one: theirs are 0. */
 static inline size_t hn_clamp(int64_t row, int64_t rows) { return (size_t)(row < rows ? row : rows - 1); }

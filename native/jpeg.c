@@ -83,6 +83,18 @@ static void begin(const functions *f, struct jpeg_decompress_struct *info, faili
   fail->status = HN_CORRUPT;
 }
 
+/* Whether libjpeg smooths over blocks, as it does where the last scans of a progressive image are missing. It then looks at more
+   neighbours than there are in a region. */
+static int smooths(const struct jpeg_decompress_struct *info) {
+  if (!info->progressive_mode || !info->coef_bits) return 0;
+  for (int component = 0; component < info->num_components; component++) {
+    for (int i = 0; i < DCTSIZE2; i++) {
+      if (info->coef_bits[component][i] != 0) return 1;
+    }
+  }
+  return 0;
+}
+
 /* Narrows the columns to the region and its margin, if that spares any. Returns how many columns are left of the region. */
 static size_t crop_columns(const functions *f, struct jpeg_decompress_struct *info, const hn_box *region) {
   int64_t left = region->x - MARGIN, right = region->x + region->width + MARGIN;
@@ -94,8 +106,9 @@ static size_t crop_columns(const functions *f, struct jpeg_decompress_struct *in
   return (size_t)(region->x - x);
 }
 
-static void read_rows(const functions *f, struct jpeg_decompress_struct *info, uint8_t *out, size_t stride, JDIMENSION rows) {
-  JDIMENSION end = info->output_scanline + rows;
+/* Reads rows to `out`, each to the same place if stride is 0. */
+static void read_rows(const functions *f, struct jpeg_decompress_struct *info, uint8_t *out, size_t stride, int64_t rows) {
+  JDIMENSION end = info->output_scanline + (JDIMENSION)rows;
   while (info->output_scanline < end) {
     JSAMPROW lines[8];
     JDIMENSION most = end - info->output_scanline < 8 ? end - info->output_scanline : 8;
@@ -104,10 +117,20 @@ static void read_rows(const functions *f, struct jpeg_decompress_struct *info, u
   }
 }
 
-/* Entropy-decodes what lies below the region, for the warnings. Skipping to the very end would not: the last row is read. */
-static void read_rest(const functions *f, struct jpeg_decompress_struct *info, uint8_t *scratch) {
-  JDIMENSION left = info->output_height - info->output_scanline;
-  if (left > 1) f->skip(info, left - 1);
+/* Reads the region's rows, `stride` bytes apart, and one more row's bytes as scratch. */
+static void read_region(const functions *f, struct jpeg_decompress_struct *info, const hn_box *region, int whole, int strict,
+                        uint8_t *out, size_t stride) {
+  uint8_t *scratch = out + (size_t)region->height * stride;
+  if (whole) {
+    read_rows(f, info, scratch, 0, region->y);
+  } else if (region->y > 0) {
+    f->skip(info, (JDIMENSION)region->y);
+  }
+  read_rows(f, info, out, stride, region->height);
+  if (!strict) return;
+  /* Entropy-decode what lies below, for the warnings. Skipping to the very end would not: the last row is read. */
+  int64_t left = (int64_t)info->output_height - info->output_scanline;
+  if (left > 1) f->skip(info, (JDIMENSION)(left - 1));
   if (left > 0) read_rows(f, info, scratch, 0, 1);
   f->finish(info);
 }
@@ -133,15 +156,13 @@ int hn_decode_region(const hn_libjpeg *libjpeg, const uint8_t *data, int64_t dat
   info.dct_method = JDCT_ISLOW;
   info.do_fancy_upsampling = TRUE;
   f.start(&info);
-  size_t left = crop_columns(&f, &info, region), stride = 3 * (size_t)info.output_width;
-  /* One row more, for those that are read and not wanted. */
+  int whole = smooths(&info);
+  size_t left = whole ? (size_t)region->x : crop_columns(&f, &info, region), stride = 3 * (size_t)info.output_width;
   if (hn_reserve(buffer, (size_t)region->height + 1, stride)) {
     f.destroy(&info);
     return HN_NO_MEMORY;
   }
-  if (region->y > 0) f.skip(&info, (JDIMENSION)region->y);
-  read_rows(&f, &info, buffer->bytes, stride, (JDIMENSION)region->height);
-  if (strict) read_rest(&f, &info, buffer->bytes + (size_t)region->height * stride);
+  read_region(&f, &info, region, whole, strict, buffer->bytes, stride);
   f.destroy(&info);
   *view = (hn_view){buffer->bytes + 3 * left, stride, buffer->bytes + buffer->size};
   return HN_OK;

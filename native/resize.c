@@ -53,15 +53,14 @@ void hn_across_scalar(const uint8_t *const in[2], const hn_axis *axis, uint8_t *
   }
 }
 
-void hn_down_scalar(const uint8_t *first, size_t stride, int64_t rows, const hn_weights *weights, int64_t pairs, uint8_t *out,
-                    size_t bytes) {
+void hn_down_scalar(const uint8_t *const *rows_of, const hn_weights *weights, int64_t pairs, uint8_t *out, size_t bytes) {
   enum { BLOCK = 256 };
   uint32_t sums[BLOCK];
   for (size_t at = 0; at < bytes; at += BLOCK) {
     size_t width = bytes - at < BLOCK ? bytes - at : BLOCK;
     memset(sums, 0, sizeof sums);
     for (int64_t p = 0; p < pairs; p++) {
-      const uint8_t *above = first + hn_clamp(2 * p, rows) * stride + at, *below = first + hn_clamp(2 * p + 1, rows) * stride + at;
+      const uint8_t *above = rows_of[2 * p] + at, *below = rows_of[2 * p + 1] + at;
       uint32_t upper = weight(weights + p, 0), lower = weight(weights + p, 1);
       for (size_t i = 0; i < width; i++) sums[i] += upper * above[i] + lower * below[i];
     }
@@ -87,6 +86,12 @@ static void run_across(hn_across *pass, const hn_view *view, const hn_axis *acro
   pass(in, across, out);
 }
 
+/* Output row i from the rows at `first`, of which the axis's inputs begin. */
+static void run_down(hn_down *pass, const uint8_t *first, size_t stride, const hn_axis *down, int64_t i, uint8_t *out, size_t bytes) {
+  for (int64_t t = 0; t < 2 * down->pairs; t++) down->rows[t] = first + hn_clamp(down->start[i] + t, down->length) * stride;
+  pass(down->rows, down->weights + i * down->pairs, down->pairs, out, bytes);
+}
+
 static int across_first(passes with, const hn_view *view, const hn_axis *across, const hn_axis *down, const hn_target *target,
                         hn_buffer *between) {
   size_t stride = padded_stride(across);
@@ -100,9 +105,7 @@ static int across_first(passes with, const hn_view *view, const hn_axis *across,
     run_across(with.across, &used, across, y, down->length, out, tail);
   }
   for (int64_t i = 0; i < down->count; i++) {
-    int64_t start = down->start[i];
-    with.down(rows + (size_t)start * stride, stride, down->length - start, down->weights + i * down->pairs, down->pairs,
-              target->pixels + (size_t)i * target->stride, target->width_bytes);
+    run_down(with.down, rows, stride, down, i, target->pixels + (size_t)i * target->stride, target->width_bytes);
   }
   return HN_OK;
 }
@@ -114,10 +117,9 @@ static int down_first(passes with, const hn_view *view, const hn_axis *across, c
   if (hn_reserve(between, rows_bytes + rest, 1)) return HN_NO_MEMORY;
   uint8_t *tail = between->bytes + rows_bytes, *finished[2] = {tail + rest - 2 * padded, tail + rest - padded};
   memset(tail, 0, 2 * tail_stride(across));
+  const uint8_t *first = view->first + (size_t)down->first * view->stride + 3 * (size_t)across->first;
   for (int64_t i = 0; i < down->count; i++) {
-    const uint8_t *first = view->first + (size_t)(down->first + down->start[i]) * view->stride + 3 * (size_t)across->first;
-    with.down(first, view->stride, down->length - down->start[i], down->weights + i * down->pairs, down->pairs,
-              between->bytes + (size_t)i * stride, stride);
+    run_down(with.down, first, view->stride, down, i, between->bytes + (size_t)i * stride, stride);
   }
   hn_view rows = {between->bytes, stride, tail};
   hn_axis columns = *across;

@@ -117,6 +117,20 @@ class NativeCore:
         )
         return status, (int(cpu_ns[0]) * 1e-9, int(cpu_ns[1]) * 1e-9)
 
+    def decode(
+        self, data: bytes, size: tuple[int, int], region: tuple[int, int, int, int], strict: bool = True
+    ) -> Pixels | None:
+        """uint8[height, width, 3] of the region (y, x, height, width) of a stored image of that size; None if it is damaged.
+
+        For tests and measurements. strict: see damage below the region, too, as `rows` does.
+        """
+        out = np.empty((*region[2:], 3), np.uint8)
+        sides, box = (ctypes.c_int64 * 2)(*size), (ctypes.c_int64 * 4)(*region)
+        status = self._library.hn_decode(self._libjpeg, data, len(data), sides, box, strict, out.ctypes.data)
+        if status not in (OK, CORRUPT):
+            raise HeadraceError(f"the native core cannot decode region {region} of {size}: status {status}")
+        return out if status == OK else None
+
     def resize(self, pixels: Pixels, height: int, width: int) -> Pixels:
         """Scale uint8[h, w, 3] of any strides to uint8[height, width, 3]. The same array where nothing changes."""
         if pixels.shape[:2] == (height, width):
