@@ -116,13 +116,36 @@ typedef struct {
 int hn_run_resize(int isa, const hn_view *view, const hn_axis *across, const hn_axis *down, const hn_target *target,
                   hn_buffer *between);
 
+/* Whether rows are summed before columns. Pillow's rule, from 13.0 on: where the image becomes much lower. */
+int hn_is_down_first(const hn_axis *across, const hn_axis *down);
+
+/* The passes where columns come first, as the rows of pixels come in: begin, feed all of down->length rows, end. */
+typedef struct {
+  int isa;
+  const hn_axis *across, *down;
+  uint8_t *rows;              /* [down->length], `stride` bytes apart: what the first pass made */
+  size_t stride;
+  uint8_t *tail;
+} hn_across_run;
+
+int hn_begin_across(hn_across_run *run, int isa, const hn_axis *across, const hn_axis *down, hn_buffer *between);
+void hn_feed_across(hn_across_run *run, const hn_view *view, int64_t first, int64_t rows);
+void hn_end_across(const hn_across_run *run, const hn_target *target);
+
 typedef struct {
   int64_t y, x, height, width;
 } hn_box;
 
-/* Decodes the region of the stored image into `buffer`; *view is the region in it. */
+/* What is done with rows [first, first + rows) of a region as they are decoded. */
+typedef struct {
+  void (*take)(void *with, const hn_view *view, int64_t first, int64_t rows);
+  void *with;
+} hn_sink;
+
+/* Decodes the region of the stored image. Without a sink, into `buffer`: *view is the region in it. With one, `buffer` holds a few
+   rows at a time. */
 int hn_decode_region(const hn_libjpeg *libjpeg, const uint8_t *data, int64_t data_bytes, const int64_t size[2],
-                     const hn_box *region, int strict, hn_buffer *buffer, hn_view *view);
+                     const hn_box *region, int strict, const hn_sink *sink, hn_buffer *buffer, hn_view *view);
 
 /* Two rows at a time, from pixels to output pixels; it may read and write HN_SLACK bytes beyond each. And one output row of `bytes`,
    from the 2 * pairs rows that it sums; nothing beyond them is touched. */

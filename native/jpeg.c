@@ -18,6 +18,8 @@
 
 /* A pixel at the region's edge takes chroma from its neighbours; two are more than any subsampling needs. */
 #define MARGIN 2
+/* Rows that a sink takes at a time: few, so that they are still in the nearest cache when it does. */
+#define STRIP 8
 
 typedef struct {
   struct jpeg_error_mgr base;
@@ -117,26 +119,46 @@ static void read_rows(const functions *f, struct jpeg_decompress_struct *info, u
   }
 }
 
-/* Reads the region's rows, `stride` bytes apart, and one more row's bytes as scratch. */
-static void read_region(const functions *f, struct jpeg_decompress_struct *info, const hn_box *region, int whole, int strict,
-                        uint8_t *out, size_t stride) {
-  uint8_t *scratch = out + (size_t)region->height * stride;
-  if (whole) {
-    read_rows(f, info, scratch, 0, region->y);
-  } else if (region->y > 0) {
-    f->skip(info, (JDIMENSION)region->y);
+/* Where a region's pixels go: rows of `buffer`, `stride` bytes apart, `left` bytes before the region; `held` rows at a time. */
+typedef struct {
+  const hn_box *region;
+  const hn_sink *sink;
+  hn_buffer *buffer;
+  size_t stride, left;
+  int64_t held;
+  int whole;
+} destination;
+
+/* Sizes the buffer: for the region, or for the few rows of it that a sink takes, and one more row for what nobody wants. */
+static int make_room(destination *to) {
+  to->held = to->sink && to->region->height > STRIP ? STRIP : to->region->height;
+  return hn_reserve(to->buffer, (size_t)to->held + 1, to->stride);
+}
+
+/* Reads the image from its first row to the region's last, and, if `strict`, to its end. */
+static void read_region(const functions *f, struct jpeg_decompress_struct *info, const destination *to, int strict) {
+  uint8_t *rows = to->buffer->bytes, *unwanted = rows + (size_t)to->held * to->stride;
+  hn_view view = {rows + to->left, to->stride, rows + to->buffer->size};
+  if (to->whole) {
+    read_rows(f, info, unwanted, 0, to->region->y);
+  } else if (to->region->y > 0) {
+    f->skip(info, (JDIMENSION)to->region->y);
   }
-  read_rows(f, info, out, stride, region->height);
+  for (int64_t first = 0; first < to->region->height; first += to->held) {
+    int64_t count = to->region->height - first < to->held ? to->region->height - first : to->held;
+    read_rows(f, info, rows, to->stride, count);
+    if (to->sink) to->sink->take(to->sink->with, &view, first, count);
+  }
   if (!strict) return;
   /* Entropy-decode what lies below, for the warnings. Skipping to the very end would not: the last row is read. */
   int64_t left = (int64_t)info->output_height - info->output_scanline;
   if (left > 1) f->skip(info, (JDIMENSION)(left - 1));
-  if (left > 0) read_rows(f, info, scratch, 0, 1);
+  if (left > 0) read_rows(f, info, unwanted, 0, 1);
   f->finish(info);
 }
 
 int hn_decode_region(const hn_libjpeg *libjpeg, const uint8_t *data, int64_t data_bytes, const int64_t size[2],
-                     const hn_box *region, int strict, hn_buffer *buffer, hn_view *view) {
+                     const hn_box *region, int strict, const hn_sink *sink, hn_buffer *buffer, hn_view *view) {
   const functions f = functions_of(libjpeg);
   struct jpeg_decompress_struct info;
   failing fail;
@@ -156,15 +178,16 @@ int hn_decode_region(const hn_libjpeg *libjpeg, const uint8_t *data, int64_t dat
   info.dct_method = JDCT_ISLOW;
   info.do_fancy_upsampling = TRUE;
   f.start(&info);
-  int whole = smooths(&info);
-  size_t left = whole ? (size_t)region->x : crop_columns(&f, &info, region), stride = 3 * (size_t)info.output_width;
-  if (hn_reserve(buffer, (size_t)region->height + 1, stride)) {
+  destination to = {.region = region, .sink = sink, .buffer = buffer, .whole = smooths(&info)};
+  to.left = 3 * (to.whole ? (size_t)region->x : crop_columns(&f, &info, region));
+  to.stride = 3 * (size_t)info.output_width;
+  if (make_room(&to)) {
     f.destroy(&info);
     return HN_NO_MEMORY;
   }
-  read_region(&f, &info, region, whole, strict, buffer->bytes, stride);
+  read_region(&f, &info, &to, strict);
   f.destroy(&info);
-  *view = (hn_view){buffer->bytes + 3 * left, stride, buffer->bytes + buffer->size};
+  *view = (hn_view){buffer->bytes + to.left, to.stride, buffer->bytes + buffer->size};
   return HN_OK;
 }
 

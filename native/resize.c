@@ -92,27 +92,47 @@ static void run_down(hn_down *pass, const uint8_t *first, size_t stride, const h
   pass(down->rows, down->weights + i * down->pairs, down->pairs, out, bytes);
 }
 
-static int across_first(passes with, const hn_view *view, const hn_axis *across, const hn_axis *down, const hn_target *target,
-                        hn_buffer *between) {
-  size_t stride = padded_stride(across);
-  if (hn_reserve(between, (size_t)down->length * stride + 2 * tail_stride(across), 1)) return HN_NO_MEMORY;
-  uint8_t *rows = between->bytes, *tail = rows + (size_t)down->length * stride;
-  memset(tail, 0, 2 * tail_stride(across));
-  hn_view used = *view;
-  used.first += (size_t)down->first * view->stride;
-  for (int64_t y = 0; y < down->length; y += 2) {
-    uint8_t *out[2] = {rows + (size_t)y * stride, rows + hn_clamp(y + 1, down->length) * stride};
-    run_across(with.across, &used, across, y, down->length, out, tail);
-  }
-  for (int64_t i = 0; i < down->count; i++) {
-    run_down(with.down, rows, stride, down, i, target->pixels + (size_t)i * target->stride, target->width_bytes);
-  }
+int hn_begin_across(hn_across_run *run, int isa, const hn_axis *across, const hn_axis *down, hn_buffer *between) {
+  size_t stride = padded_stride(across), room = 2 * tail_stride(across);
+  if ((size_t)down->length > HN_MAX_BYTES / stride) return HN_NO_MEMORY;
+  if (hn_reserve(between, (size_t)down->length * stride + room, 1)) return HN_NO_MEMORY;
+  *run = (hn_across_run){isa, across, down, between->bytes, stride, between->bytes + (size_t)down->length * stride};
+  memset(run->tail, 0, room);
   return HN_OK;
 }
 
-static int down_first(passes with, const hn_view *view, const hn_axis *across, const hn_axis *down, const hn_target *target,
+void hn_feed_across(hn_across_run *run, const hn_view *view, int64_t first, int64_t rows) {
+  hn_across *pass = choose(run->isa).across;
+  for (int64_t y = 0; y < rows; y += 2) {
+    uint8_t *out[2];
+    for (int i = 0; i < 2; i++) out[i] = run->rows + ((size_t)first + hn_clamp(y + i, rows)) * run->stride;
+    run_across(pass, view, run->across, y, rows, out, run->tail);
+  }
+}
+
+void hn_end_across(const hn_across_run *run, const hn_target *target) {
+  hn_down *pass = choose(run->isa).down;
+  for (int64_t i = 0; i < run->down->count; i++) {
+    run_down(pass, run->rows, run->stride, run->down, i, target->pixels + (size_t)i * target->stride, target->width_bytes);
+  }
+}
+
+static int across_first(int isa, const hn_view *view, const hn_axis *across, const hn_axis *down, const hn_target *target,
+                        hn_buffer *between) {
+  hn_across_run run;
+  if (hn_begin_across(&run, isa, across, down, between)) return HN_NO_MEMORY;
+  hn_view used = *view;
+  used.first += (size_t)down->first * view->stride;
+  hn_feed_across(&run, &used, 0, down->length);
+  hn_end_across(&run, target);
+  return HN_OK;
+}
+
+static int down_first(int isa, const hn_view *view, const hn_axis *across, const hn_axis *down, const hn_target *target,
                       hn_buffer *between) {
+  passes with = choose(isa);
   size_t stride = 3 * (size_t)across->length, padded = padded_stride(across);
+  if ((size_t)down->count > HN_MAX_BYTES / stride) return HN_NO_MEMORY;
   size_t rows_bytes = (size_t)down->count * stride, rest = 2 * (tail_stride(across) + padded);
   if (hn_reserve(between, rows_bytes + rest, 1)) return HN_NO_MEMORY;
   uint8_t *tail = between->bytes + rows_bytes, *finished[2] = {tail + rest - 2 * padded, tail + rest - padded};
@@ -133,14 +153,14 @@ static int down_first(passes with, const hn_view *view, const hn_axis *across, c
   return HN_OK;
 }
 
+int hn_is_down_first(const hn_axis *across, const hn_axis *down) {
+  int64_t lower = down->in - down->out, narrower = across->in - across->out;
+  return lower > 0 && lower > 2 * narrower;
+}
+
 int hn_run_resize(int isa, const hn_view *view, const hn_axis *across, const hn_axis *down, const hn_target *target,
                   hn_buffer *between) {
-  if (view->stride > HN_MAX_BYTES || (size_t)down->length > HN_MAX_BYTES / padded_stride(across)) return HN_NO_MEMORY;
-  if ((size_t)down->count > HN_MAX_BYTES / (3 * (size_t)across->length)) return HN_NO_MEMORY;
-  /* Pillow's rule, from 13.0 on: rows first where that makes the image much smaller. */
-  int64_t lower = down->in - down->out, narrower = across->in - across->out;
-  int rows_first = lower > 0 && lower > 2 * narrower;
-  return (rows_first ? down_first : across_first)(choose(isa), view, across, down, target, between);
+  return (hn_is_down_first(across, down) ? down_first : across_first)(isa, view, across, down, target, between);
 }
 
 int hn_resize(int isa, const uint8_t *pixels, int64_t height, int64_t width, int64_t stride, uint8_t *out, int64_t out_height,

@@ -10,15 +10,26 @@ typedef struct {
   hn_axis across, down;
 } scratch;
 
+/* One row's work. */
+typedef struct {
+  const hn_libjpeg *libjpeg;
+  int isa;
+  const uint8_t *data;
+  const hn_row *row;
+  scratch *s;
+} task;
+
 int hn_abi(void) { return HN_ABI; }
 
-static int64_t thread_ns(void) {
+static int64_t now_ns(clockid_t clock) {
   struct timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  clock_gettime(clock, &now);
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static int within(int64_t at, int64_t length, int64_t whole) { return at >= 0 && length >= 1 && at <= whole - length; }
+static int within(int64_t at, int64_t length, int64_t whole) {
+  return at >= 0 && length >= 1 && whole >= length && at <= whole - length;
+}
 
 /* Whether a row's numbers fit together, whatever they are. */
 static int sound(const hn_row *row, const hn_output *output) {
@@ -31,6 +42,7 @@ static int sound(const hn_row *row, const hn_output *output) {
          row->place >= 0 && row->place < output->rows;
 }
 
+static int is_scaled(const hn_row *row) { return row->size_height != row->box_height || row->size_width != row->box_width; }
 static int transposed(int64_t orientation) { return orientation >= 5; }
 static int mirrored(int64_t o) { return o == 2 || o == 3 || o == 6 || o == 7; }
 static int flipped(int64_t o) { return o == 3 || o == 4 || o == 7 || o == 8; }
@@ -83,42 +95,87 @@ static int make_upright(const hn_row *row, const hn_box *box, hn_view *view, hn_
   return HN_OK;
 }
 
-/* One row. *decoded_ns: the thread's clock once it was decoded. */
-static int make_row(const hn_libjpeg *libjpeg, int isa, const uint8_t *data, const hn_row *row, const hn_output *output, scratch *s,
-                    int64_t *decoded_ns) {
-  if (!sound(row, output)) return HN_BAD_ARGUMENT;
-  int scaled = row->size_height != row->box_height || row->size_width != row->box_width;
-  hn_box part = {row->window_y, row->window_x, output->height, output->width};
-  if (scaled) {
-    if (hn_plan_axis(&s->across, row->box_width, row->size_width, row->window_x, output->width, row->mirror != 0)) return HN_NO_MEMORY;
-    if (hn_plan_axis(&s->down, row->box_height, row->size_height, row->window_y, output->height, row->flip != 0)) return HN_NO_MEMORY;
-    part = (hn_box){s->down.first, s->across.first, s->down.length, s->across.length};
-    s->down.first = s->across.first = 0;
-  }
-  hn_box box = {row->box_y + part.y, row->box_x + part.x, part.height, part.width}, region = stored_box(row, box);
-  int64_t size[2] = {row->height, row->width};
+/* The part of the upright image that the row's pixels come from, with its axes planned; an axis begins at the part's edge. */
+static int plan(const hn_row *row, const hn_output *output, scratch *s, hn_box *part) {
+  *part = (hn_box){row->box_y + row->window_y, row->box_x + row->window_x, output->height, output->width};
+  if (!is_scaled(row)) return HN_OK;
+  int across = hn_plan_axis(&s->across, row->box_width, row->size_width, row->window_x, output->width, row->mirror != 0);
+  int down = hn_plan_axis(&s->down, row->box_height, row->size_height, row->window_y, output->height, row->flip != 0);
+  if (across || down) return HN_NO_MEMORY;
+  *part = (hn_box){row->box_y + s->down.first, row->box_x + s->across.first, s->down.length, s->across.length};
+  s->down.first = s->across.first = 0;
+  return HN_OK;
+}
+
+/* A sink: the first pass of the resize, and what it took. */
+typedef struct {
+  hn_across_run run;
+  int64_t ns;
+} streamed;
+
+static void take_rows(void *with, const hn_view *view, int64_t first, int64_t rows) {
+  streamed *stream = with;
+  int64_t began = now_ns(CLOCK_MONOTONIC);
+  hn_feed_across(&stream->run, view, first, rows);
+  stream->ns += now_ns(CLOCK_MONOTONIC) - began;
+}
+
+/* Decodes and does the first pass at once, a few rows at a time. */
+static int make_streamed(const task *t, const hn_box *region, const hn_target *target, int64_t *decode_ns) {
+  streamed stream = {.ns = 0};
+  hn_sink sink = {take_rows, &stream};
   hn_view view;
-  int status = hn_decode_region(libjpeg, data, row->data_bytes, size, &region, 1, &s->decoded, &view);
-  *decoded_ns = thread_ns();
-  if (status || (status = make_upright(row, &box, &view, &s->upright))) return status;
+  int64_t size[2] = {t->row->height, t->row->width}, cpu = now_ns(CLOCK_THREAD_CPUTIME_ID), wall = now_ns(CLOCK_MONOTONIC);
+  if (hn_begin_across(&stream.run, t->isa, &t->s->across, &t->s->down, &t->s->between)) return HN_NO_MEMORY;
+  int status = hn_decode_region(t->libjpeg, t->data, t->row->data_bytes, size, region, 1, &sink, &t->s->decoded, &view);
+  cpu = now_ns(CLOCK_THREAD_CPUTIME_ID) - cpu;
+  wall = now_ns(CLOCK_MONOTONIC) - wall;
+  /* The thread's own clock costs too much to ask for a few rows: its time is split as the wall's. */
+  *decode_ns = wall > stream.ns ? (int64_t)((double)cpu * (double)(wall - stream.ns) / (double)wall) : 0;
+  if (!status) hn_end_across(&stream.run, target);
+  return status;
+}
+
+/* Decodes all of the region, turns it upright, then resizes, or cuts where the size stays. */
+static int make_whole(const task *t, const hn_box *part, const hn_box *region, const hn_target *target, int64_t *decode_ns) {
+  const hn_row *row = t->row;
+  hn_view view;
+  int64_t size[2] = {row->height, row->width}, began = now_ns(CLOCK_THREAD_CPUTIME_ID);
+  int status = hn_decode_region(t->libjpeg, t->data, row->data_bytes, size, region, 1, NULL, &t->s->decoded, &view);
+  *decode_ns = now_ns(CLOCK_THREAD_CPUTIME_ID) - began;
+  if (status || (status = make_upright(row, part, &view, &t->s->upright))) return status;
+  if (is_scaled(row)) return hn_run_resize(t->isa, &view, &t->s->across, &t->s->down, target, &t->s->between);
+  copy_turned(&view, 0, row->mirror != 0, row->flip != 0, target->pixels, target->stride, part->height, part->width);
+  return HN_OK;
+}
+
+/* One row; *decode_ns is the thread's time in decoding it. */
+static int make_row(const task *t, const hn_output *output, int64_t *decode_ns) {
+  const hn_row *row = t->row;
+  hn_box part;
+  if (!sound(row, output)) return HN_BAD_ARGUMENT;
+  if (plan(row, output, t->s, &part)) return HN_NO_MEMORY;
+  hn_box region = stored_box(row, part);
   size_t stride = 3 * (size_t)output->width;
   hn_target target = {output->pixels + (size_t)row->place * (size_t)output->height * stride, stride, stride};
-  if (scaled) return hn_run_resize(isa, &view, &s->across, &s->down, &target, &s->between);
-  copy_turned(&view, 0, row->mirror != 0, row->flip != 0, target.pixels, stride, output->height, output->width);
-  return HN_OK;
+  if (is_scaled(row) && row->orientation == 1 && !hn_is_down_first(&t->s->across, &t->s->down)) {
+    return make_streamed(t, &region, &target, decode_ns);
+  }
+  return make_whole(t, &part, &region, &target, decode_ns);
 }
 
 void hn_rows(const hn_libjpeg *libjpeg, int isa, const uint8_t *const *data, const hn_row *rows, int64_t count,
              const hn_output *output, int32_t *status, int64_t *cpu_ns) {
   scratch s;
   memset(&s, 0, sizeof s);
-  int64_t began = thread_ns(), decoded = began;
+  int64_t began = now_ns(CLOCK_THREAD_CPUTIME_ID);
   for (int64_t i = 0; i < count; i++) {
-    status[i] = make_row(libjpeg, isa, data[i], rows + i, output, &s, &decoded);
-    int64_t ended = thread_ns();
-    if (decoded < began) decoded = ended; /* refused before anything was decoded */
-    cpu_ns[0] += decoded - began;
-    cpu_ns[1] += ended - decoded;
+    int64_t decode_ns = 0;
+    task t = {libjpeg, isa, data[i], rows + i, &s};
+    status[i] = make_row(&t, output, &decode_ns);
+    int64_t ended = now_ns(CLOCK_THREAD_CPUTIME_ID);
+    cpu_ns[0] += decode_ns;
+    cpu_ns[1] += ended - began - decode_ns;
     began = ended;
   }
   hn_release(&s.decoded);
@@ -134,7 +191,7 @@ int hn_decode(const hn_libjpeg *libjpeg, const uint8_t *data, int64_t data_bytes
   hn_box box = {region[0], region[1], region[2], region[3]};
   hn_buffer buffer = {0};
   hn_view view;
-  int status = hn_decode_region(libjpeg, data, data_bytes, size, &box, strict, &buffer, &view);
+  int status = hn_decode_region(libjpeg, data, data_bytes, size, &box, strict, NULL, &buffer, &view);
   if (!status) copy_turned(&view, 0, 0, 0, pixels, 3 * (size_t)box.width, box.height, box.width);
   hn_release(&buffer);
   return status;
