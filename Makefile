@@ -1,7 +1,7 @@
 # Everything a person needs, from an empty clone: `make demo`, `make test`. The work is done by small scripts in tools/.
 # Only make, a shell and Python >= 3.11 are assumed; PYTHON=/path/to/python chooses one.
 .DEFAULT_GOAL := help
-.PHONY: help demo test chart simulate chaos soak fuzz lint format proto clean
+.PHONY: help demo test chart simulate chaos soak fuzz sanitize lint format proto clean
 BIN := .venv/bin
 
 help: ## Print this list
@@ -55,6 +55,11 @@ proto: ## Generate the protocol's Python code again from proto/
 	@tools/setup.sh test,lint
 	@$(BIN)/python -m headrace.wire.generate
 
+sanitize: ## Build the native core with ASan and UBSan and feed it damaged images (ARGS="SECONDS SEED", a minute if not given)
+	@tools/setup.sh test,lint
+	@tools/sanitize.sh $(ARGS)
+
 clean: ## Remove what the other targets made: .venv, caches, the demo's output
+	@rm -f services/headrace/worker/engines/*.so
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-out soak-out dist build
 	@find services tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -143,7 +143,7 @@ def refused(decode: Decode, data: list[bytes], box: Box) -> int:
 def engine_run(data: list[bytes]) -> Callable[[int], None]:
     """The engine as it is, a batch at a time; called for image 0 of each round."""
     spec = PipelineSpec()
-    prepared = create("cpu", 1).prepare(spec, 1)
+    prepared = create("cpu-libs", 1).prepare(spec, 1)
     samples = [Sample(i, str(i), data[i % len(data)]) for i in range(COUNT)]
     keys = [(0, i) for i in range(COUNT)]
     slot = memoryview(bytearray(spec.pixel_bytes(COUNT)))
@@ -197,7 +197,7 @@ def main() -> None:
         {
             "Pillow throughout": plain_path(pillow_decode, data, cuts, whole=True),
             "simplejpeg, Pillow's resize": plain_path(found["simplejpeg, whole, strict"], data, cuts, whole=True),
-            "the `cpu` engine: simplejpeg, cykooz-resizer, headers, parameters and all": engine_run(data),
+            "the engine `cpu-libs`: simplejpeg, cykooz-resizer, headers, parameters and all": engine_run(data),
         }
     )
     pillow = paths["Pillow throughout"]

@@ -240,7 +240,7 @@ def stages(work: Work, core: native.NativeCore, rounds: int) -> list[tuple[str, 
 
 
 def scaled_decode(work: Work) -> tuple[str, ...]:
-    """(where it applies, largest difference, mean difference): a decode at half size, then the resize, against the exact way."""
+    """(photos, where it applies, largest and mean difference): a decode at half size and a resize, against the exact way."""
     worst, mean, applies = 0, 0.0, 0
     for i, (y, x, height, width) in enumerate(work.boxes().tolist()):
         if height < 2 * SIZE or width < 2 * SIZE:
@@ -300,14 +300,16 @@ def main() -> None:
     print(CAVEAT)
 
 
-QUESTION = """**Question.** Images per CPU second of the native core, the engine's library path, Pillow and DALI's CPU pipeline, on
-the same random-resized-crops (antialiased, to 224) and flips, into uint8 NHWC; and where the core's time goes."""
+QUESTION = """**Question.** Images per CPU second of the native core, the engine's library path, Pillow and DALI's CPU pipeline,
+on the same random-resized-crops (antialiased, to 224) and flips, into uint8 NHWC; and where the core's time goes."""
 
-CAVEAT = """**So:** the entropy decode is the floor: it is libjpeg-turbo's and has to be done for what lies beside, above and, so that
-damage is seen, below the crop. Scaled decoding is off: it is far outside the contract's one level.
+CAVEAT = """**So:** the entropy decode is the floor: it is libjpeg-turbo's and has to be done for what lies beside, above and,
+so that damage is seen, below the crop. In large photos it is more of everyone's time: there DALI is nearer. Scaled decoding
+is off: it is far outside the contract's one level.
 
-**Caveat.** Few photos, made smaller from larger ones (500x375) or set side by side (1600x1200). DALI gets the same bytes, boxes and flips
-by external_source; its antialiased resize is not Pillow's, see the last column."""
+**Caveat.** Few photos, made smaller from larger ones (500x375) or set side by side (1600x1200). DALI gets the same bytes, boxes
+and flips by external_source; its antialiased resize is not Pillow's, see the last column, and it does not look for damage below
+the crop. The stages within libjpeg's one call are told apart by decoding more and less, so their sum is rough."""
 
 
 if __name__ == "__main__":

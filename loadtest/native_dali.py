@@ -1,9 +1,9 @@
-"""DALI's CPU pipeline on the work that loadtest.native gives it, a round for each line read; run by that, in DALI's own environment.
+"""DALI's CPU pipeline on the work that loadtest.native gives it, a round for each line read; run in DALI's own environment.
 
     python native_dali.py WORK.npz
 
-Needs numpy and nvidia-dali-cuda120 (or another build of DALI; no GPU is used). Prints CPU seconds of each round; at the end of its
-input it writes the pixels of the last round to WORK.out.npy.
+Needs numpy and nvidia-dali-cuda120 (or another build of DALI; no GPU is used). Prints CPU seconds of each round; at the end of
+its input it writes the pixels of the last round to WORK.out.npy.
 """
 
 from __future__ import annotations

@@ -34,9 +34,15 @@ home=$(cat .venv/.headrace-home 2>/dev/null || pwd)
 [ "$home" = "$(pwd)" ] && .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
 
 stamp=.venv/.headrace-$extras
-wanted=$(cksum <pyproject.toml)
+wanted=$(cat pyproject.toml hatch_build.py native/*.[ch] | cksum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
   exit 0
+fi
+# The engine's native core is compiled by the install. Without a compiler or headers the engine does with libraries, slower.
+compiler=$(command -v cc || command -v gcc || command -v clang || true)
+if [ -z "$compiler" ] || ! printf '#include <stdio.h>\n#include <jpeglib.h>\n' | "$compiler" -E - >/dev/null 2>&1; then
+  apt_install "The native core of the cpu engine needs a C compiler and libjpeg's headers." gcc libc6-dev libjpeg-dev ||
+    say "going on without the native core: the cpu engine will use libraries, at about two thirds of the speed"
 fi
 case $extras in
   demo | soak) say "installing Headrace and what the $extras needs into .venv (once, about a minute)" ;;

@@ -41,15 +41,13 @@ CHUNKS_PER_THREAD = 6
 log = structlog.get_logger()
 
 
-def find_native(name: str) -> NativeCore | None:
-    """The native core for an engine of that name, which is logged; None, with the reason in the log, if there is none."""
+def find_native() -> NativeCore | None:
+    """The native core; None, with the reason in the log, if there is none."""
     try:
-        core = native.load()
+        return native.load()
     except NativeMissing as missing:
-        log.warning("native_core_missing", engine=name, why=str(missing), instead="libraries, slower; see docs/native_core.md")
+        log.warning("native_core_missing", why=str(missing), instead="libraries, slower; see docs/native_core.md")
         return None
-    log.info("native_core", engine=name, isa=core.isa)
-    return core
 
 
 class CpuEngine:

@@ -17,7 +17,7 @@ def create(name: str, threads: int) -> Engine:
         if name == "cpu":
             from headrace.worker.engines.cpu import CpuEngine, find_native
 
-            return CpuEngine(threads, find_native(name))
+            return CpuEngine(threads, find_native())
         if name == "cpu-libs":
             from headrace.worker.engines.cpu import CpuEngine
 
