@@ -67,7 +67,7 @@ class WorkerSettings(SecuritySettings):
     metrics_address: str = Field("0.0.0.0:7311", description="host:port of /metrics; empty: none.")
     engine: Literal["cpu", "cpu-libs", "null"] = Field(
         "cpu",
-        description="What decodes and augments. `cpu-libs` is `cpu` without its native core, for a fleet where not all have one;"
+        description="What decodes and augments. `cpu-libs` is `cpu` without its native core, for fleets where not all have it;"
         " `null` leaves pixels as they are: for measuring overhead.",
     )
     threads: int = Field(0, ge=0, le=1024, description="Threads that decode; 0: one for each core this process may use.")
