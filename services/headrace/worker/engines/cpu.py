@@ -53,7 +53,7 @@ def find_native() -> NativeCore | None:
 class CpuEngine:
     """Decodes and augments with `threads` of its own; close it to end them. core: None leaves all to libraries.
 
-    fingerprint: name, own version, path and libraries. No instruction set: all parts give the same bits on each (tests/contract).
+    fingerprint: name, own version, path, libraries. No instruction set: all parts give the same bits on each (tests/contract).
     """
 
     name = "cpu"
