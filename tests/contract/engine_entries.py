@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.core.errors import EngineUnsupported, HeadraceError
-from headrace.worker.engines import registry
+from headrace.worker.engines import native, registry
 from headrace.worker.engines.protocol import Engine
 
 
@@ -49,6 +49,15 @@ def why_not(name: str) -> str:
     return ""
 
 
+def no_core() -> str:
+    """Why the `cpu` engine has no native core here, and does as cpu-libs; empty if it has."""
+    try:
+        native.load()
+    except native.NativeMissing as missing:
+        return str(missing)
+    return ""
+
+
 def runnable() -> list[Entry]:
     """Entries of the engines that run here."""
     return [entry for entry in ENTRIES if not why_not(entry.name)]
@@ -59,6 +68,9 @@ def report() -> Iterator[str]:
     for name in dict.fromkeys([*DESIGNED, *registry.NAMES]):
         if name not in NO_PIXELS:
             reason = why_not(name)
+            if name == "cpu" and not reason and no_core():
+                yield f"engine {name}: DID NOT RUN with its native core, but with libraries ({no_core()})"
+                continue
             yield f"engine {name}: {f'DID NOT RUN ({reason})' if reason else 'ran'}"
 
 
