@@ -275,7 +275,7 @@ def main() -> None:
     args = parser.parse_args()
     core = native.load()
     print(f"# The native core\n\n{QUESTION}\n\n**Command.** `python -m loadtest.native --dali-python ...`\n")
-    machine = f"One core of a shared x86-64 machine ({core.isa}), Python {platform.python_version()}"
+    machine = f"One core of a shared, busy x86-64 machine ({core.isa}), Python {platform.python_version()}"
     print(f"**Where.** {machine}, libjpeg-turbo {features.version('libjpeg_turbo')}; {args.rounds} interleaved rounds.\n")
     works = (small(), large())
     with ExitStack() as stack:
