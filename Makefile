@@ -60,6 +60,6 @@ sanitize: ## Build the native core with ASan and UBSan and feed it damaged image
 	@tools/sanitize.sh $(ARGS)
 
 clean: ## Remove what the other targets made: .venv, caches, the demo's output
-	@rm -f services/headrace/worker/engines/*.so
+	@rm -f services/headrace/worker/engines/*.so.*
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-out soak-out dist build
 	@find services tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,7 +18,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-LIBRARY = "services/headrace/worker/engines/libheadrace_native.so"
+# The name ends as no Python extension does: whoever walks the package must not take it for a module.
+LIBRARY = "services/headrace/worker/engines/libheadrace_native.so.1"
 FLAGS = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O3", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden"]
 # Contraction would let a compiler round the resize's weights otherwise than IEEE doubles do.
 FLAGS.append("-ffp-contract=off")

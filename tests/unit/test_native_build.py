@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = "headrace/worker/engines/libheadrace_native.so"
+LIBRARY = "headrace/worker/engines/libheadrace_native.so.1"
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def tree(tmp_path: Path) -> Path:
     engines.mkdir(parents=True)
     (tmp_path / "services/headrace/__init__.py").touch()
     # As an earlier build would have left it.
-    (engines / "libheadrace_native.so").write_bytes(b"of other sources")
+    (engines / "libheadrace_native.so.1").write_bytes(b"of other sources")
     return tmp_path
 
 

@@ -26,7 +26,7 @@ VERSION = 1
 ISAS = ("scalar", "sse41", "avx2")
 OK, CORRUPT, NO_MEMORY, BAD_ARGUMENT = range(4)
 
-LIBRARY = Path(__file__).with_name("libheadrace_native.so")
+LIBRARY = Path(__file__).with_name("libheadrace_native.so.1")
 _JPEG_FUNCTIONS = (
     "jpeg_std_error",
     "jpeg_CreateDecompress",
