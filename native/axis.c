@@ -72,7 +72,7 @@ int hn_plan_axis(hn_axis *axis, int64_t in, int64_t out, int64_t window, int64_t
   }
   int64_t pairs = (most + 1) / 2, taps = 2 * pairs;
   size_t per_output = sizeof(int32_t) + (size_t)pairs * sizeof(hn_weights);
-  if ((size_t)count > HN_MAX_BYTES / per_output - (size_t)taps) return HN_NO_MEMORY;
+  if ((size_t)count > HN_MAX_BYTES / per_output) return HN_NO_MEMORY;
   /* Doubles first, for their alignment; then weights, then starts. */
   size_t raw_bytes = (size_t)taps * sizeof(double), weight_bytes = (size_t)(count * pairs) * sizeof(hn_weights);
   if (hn_reserve(&axis->memory, raw_bytes + (size_t)count * per_output, 1)) return HN_NO_MEMORY;
