@@ -66,23 +66,38 @@ AUDITED = {
     help="Where data set, logs and contact sheet go.",
 )
 @click.option("--report", type=click.Path(path_type=Path), help="Also write the facts as JSON to this file.")
-def demo(samples: int, batch_size: int, workers: int, out: Path, report: Path | None) -> None:
+@click.option("--prometheus", is_flag=True, help="Instead keep a fleet running, with a Prometheus that scrapes it.")
+@click.option("--seconds", default=0.0, type=click.FloatRange(0), help="With --prometheus: end after so long, not by Ctrl-C.")
+def demo(
+    *, samples: int, batch_size: int, workers: int, out: Path, report: Path | None, prometheus: bool, seconds: float
+) -> None:
     """Run the main job on this machine: no GPU, no set-up, under a minute.
 
     It cuts an ImageNet-like data set from real photos, starts a store, a coordinator and workers as processes of their own, and
     feeds two ranks for two epochs: rank 0 over shared memory, rank 1 over gRPC. The ranks don't train: they read the barcodes
     drawn into the pixels. In the middle of the second epoch one worker is killed (SIGKILL) and another started. At the end
     every sample is accounted for. The exit status is 0 only if each sample of each epoch was handed over exactly once.
+
+    With --prometheus nothing is killed and nothing ends by itself: fleet and ranks go on, for you to look at the status page,
+    the metrics and the alerts. Their addresses are printed.
     """
     from rich.console import Console
 
     console = Console()
-    fleet = f"{workers} workers, {len(TRANSPORTS)} ranks, {EPOCHS} epochs"
+    fleet = f"{workers} workers, {len(TRANSPORTS)} ranks, {'epoch after epoch' if prometheus else f'{EPOCHS} epochs'}"
     console.print(f"[bold]Headrace demo[/]: {samples} photos, batches of {batch_size}, {fleet}")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigInvalid(f"{out} cannot be made: {error.strerror}; choose another by --out", path=str(out)) from error
+    if prometheus:
+        from headrace.cli import demo_prometheus
+
+        dataset = _cut_photos(console, samples, out.resolve())
+        demo_prometheus.run(
+            console, dataset, out.resolve(), batch_size=batch_size, workers=workers, seconds=seconds, report=report
+        )
+        return
     facts = run_demo(console, samples, batch_size, workers, out.resolve())
     if report is not None:
         report.write_text(json.dumps(facts, indent=2) + "\n")
@@ -95,14 +110,8 @@ def demo(samples: int, batch_size: int, workers: int, out: Path, report: Path | 
 def run_demo(console: Console, samples: int, batch_size: int, workers: int, out: Path) -> dict[str, Any]:
     """Run the demo and print what it shows. Returns the report's facts."""
     from headrace.testing.cluster import Cluster
-    from headrace.testing.demo_dataset import make_demo_dataset
 
-    with _progress(console) as progress:
-        bar = progress.add_task("cutting photos", total=samples)
-        dataset = make_demo_dataset(
-            out / "dataset", samples=samples, progress=lambda done: progress.update(bar, completed=done)
-        )
-        progress.update(bar, completed=samples)
+    dataset = _cut_photos(console, samples, out)
     job = JobSpec(name="demo", dataset=str(dataset), batch_size=batch_size, seed=1, tail="pad")
     plan = EpochPlan(samples, batch_size, job.seed, 0, job.shuffle, job.tail)
     with (
@@ -116,6 +125,18 @@ def run_demo(console: Console, samples: int, batch_size: int, workers: int, out:
     facts = _facts(result, lanes_moved, dropped, batch_size)
     _print_result(console, facts, killed, out)
     return facts
+
+
+def _cut_photos(console: Console, samples: int, out: Path) -> Path:
+    from headrace.testing.demo_dataset import make_demo_dataset
+
+    with _progress(console) as progress:
+        bar = progress.add_task("cutting photos", total=samples)
+        dataset = make_demo_dataset(
+            out / "dataset", samples=samples, progress=lambda done: progress.update(bar, completed=done)
+        )
+        progress.update(bar, completed=samples)
+    return dataset
 
 
 def _run(progress: Progress, cluster: Cluster, job: JobSpec, out: Path) -> tuple[RunResult, str]:
