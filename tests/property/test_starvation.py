@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,17 +66,41 @@ def test_a_lane_without_a_worker_is_lane_wait() -> None:
 def test_the_offset_never_puts_a_batch_published_after_it_was_received(
     batches: list[tuple[float, float]], skew_s: float
 ) -> None:
-    clock = ClockOffset(shared_clock=False)
+    clock = ClockOffset()
     for published_s, transfer_s in batches:
         received_s = published_s + transfer_s
-        shifted = clock.shift({"published": published_s + skew_s, "started": published_s + skew_s - 1}, received_s)
+        times = {"published": published_s + skew_s, "started": published_s + skew_s - 1}
+        clock.note(times, received_s)
+        shifted = clock.shift(times, received_s)
         assert shifted["published"] <= received_s + 1e-6
         assert math.isclose(shifted["published"] - shifted["started"], 1, abs_tol=1e-6)
 
 
-def test_one_kernel_has_one_clock() -> None:
-    assert ClockOffset(shared_clock=True).shift({"published": 1.0}, 9.0) == {"published": 1.0}
-    assert ClockOffset(shared_clock=False).shift({"started": 1.0}, 9.0) == {}
+@given(
+    st.floats(-1e5, 1e5),
+    st.floats(0.001, 5),
+    st.lists(st.floats(0.0001, 0.5), min_size=2, max_size=1200),
+    st.floats(-1e-5, 1e-5),
+)
+def test_a_transfer_that_is_always_slow_stays_transfer(
+    skew_s: float, transfer_s: float, ups: list[float], drift: float
+) -> None:
+    """Two clocks that differ and drift: what is found besides the transfer is the fastest of the small messages, no more."""
+    clock, quickest = ClockOffset(), min(ups[-500:])
+    for n, up_s in enumerate(ups):
+        released_s = 100.0 + n
+        slot_free, published = released_s + up_s, released_s + up_s + 0.3
+        received_s = published + transfer_s
+        theirs = {"slot_free": slot_free, "published": published}
+        theirs = {name: moment * (1 + drift) + skew_s for name, moment in theirs.items()}
+        clock.note(theirs, received_s, released_s)
+    shifted = clock.shift(theirs, received_s)
+    assert transfer_s - 0.02 <= received_s - shifted["published"] <= transfer_s + quickest + 0.02
+    assert shifted["published"] - shifted["slot_free"] == pytest.approx(0.3, abs=1e-3)
+
+
+def test_nothing_is_known_of_a_clock_that_nothing_was_heard_of() -> None:
+    assert ClockOffset().shift({"started": 1.0}, 9.0) == {}
 
 
 def test_ratio() -> None:

@@ -48,7 +48,7 @@ def test_wait_counters_come_back_to_the_truth() -> None:
     [
         ((), "worker_busy"),
         ((LaneTrouble(0, "a", 1, 3.0, connected=True),), "worker_busy"),
-        ((LaneTrouble(0, "a", 1, 3.0, connected=False),), "transfer"),
+        ((LaneTrouble(0, "a", 1, 3.0, connected=False),), "lane_wait"),
         ((LaneTrouble(0, "", 0, 3.0, connected=False),), "lane_wait"),
     ],
 )

@@ -26,6 +26,7 @@ MAX_CLOCKS = 4096
 _PLACE = ("attempt", "rank", "index", "epoch", "step", "batch", "lane", "samples")
 _FORM = ("dtype", "layout", "shape", "pixel_bytes")
 _MOST_STAMPS = 100
+_ONE_KERNEL = frozenset({"shm", "cuda_ipc"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class HandOver:
         self._intake = link.intake
         self._rank = rank
         self._progress = progress
-        self._clocks: dict[tuple[str, bool], ClockOffset] = {}
+        self._clocks: dict[str, ClockOffset] = {}
         self._waits: list[tuple[float, float]] = []
         job = link.session.job
         self._who = (link.session.attempt, rank)
@@ -111,6 +112,8 @@ class HandOver:
         if len(self._waits) == 1 and not taken.waited:  # it was here when it was asked for
             start_s, end_s = self._waits.pop()
             parts: Mapping[str, float] = {"copy": end_s - start_s}
+            if taken.released_s is not None and taken.transport not in _ONE_KERNEL:
+                self._milestones(taken, batch.worker)  # the clocks are compared by every batch that can tell of them
         else:
             parts = self._explain(taken, batch.worker)
             self._waits.clear()
@@ -134,19 +137,25 @@ class HandOver:
         self._intake.release(next_index)
 
     def _explain(self, taken: TakenSlot, worker: str) -> Mapping[str, float]:
-        shared = self._link.shares_clock(worker)
-        if len(self._clocks) > MAX_CLOCKS:  # workers come and go over weeks
-            self._clocks.clear()
-        clock = self._clocks.get((worker, shared))
-        if clock is None:
-            clock = self._clocks[worker, shared] = ClockOffset(shared)
-        line = clock.shift(read_milestones(taken.meta), taken.received_s)
+        line = self._milestones(taken, worker)
         line["received"] = taken.received_s
         parts = dict.fromkeys(CAUSES, 0.0)
         for start_s, end_s in self._waits:
             for cause, seconds in split_wait(start_s, end_s, line).items():
                 parts[cause] += seconds
         return parts
+
+    def _milestones(self, taken: TakenSlot, worker: str) -> dict[str, float]:
+        """The worker's, on this process's clock."""
+        milestones = read_milestones(taken.meta)
+        name = self._link.clock_of(worker)
+        if not name:
+            return milestones
+        if len(self._clocks) > MAX_CLOCKS:  # workers come and go over weeks
+            self._clocks.clear()
+        clock = self._clocks.setdefault(name, ClockOffset())
+        clock.note(milestones, taken.received_s, taken.released_s)
+        return clock.shift(milestones, taken.received_s)
 
     def _arrived(self, index: int, taken: TakenSlot) -> Arrived:
         self._check(index, taken)

@@ -38,8 +38,8 @@ class Link(Protocol):
         """Where the session ends for too many bad samples, once the coordinator said so."""
         ...
 
-    def shares_clock(self, worker: str) -> bool:
-        """True if the worker runs on this kernel, so that its monotonic times are ours."""
+    def clock_of(self, worker: str) -> str:
+        """Whose monotonic clock a worker's times are of: empty if it runs on this kernel, so that they are ours."""
         ...
 
     def wait_recorded(self, committed: int, deadline_s: float) -> None:

@@ -100,10 +100,10 @@ class SessionLink:
         for thread in self._threads:
             thread.start()
 
-    def shares_clock(self, worker: str) -> bool:
-        """True if the newest two lane tables have this worker, and on our node."""
+    def clock_of(self, worker: str) -> str:
+        """See Link: its node by the newest two lane tables; one that they do not name has a clock of its own."""
         endpoint = self._endpoints.get(worker)
-        return endpoint is not None and endpoint.node == self._node
+        return f"worker {worker}" if endpoint is None else "" if endpoint.node == self._node else endpoint.node
 
     def wait_recorded(self, committed: int, deadline_s: float) -> None:
         """Block until a report with this commit count was answered. Raises WaitTimeout, or what ended the session."""

@@ -106,7 +106,7 @@ def waits_so_far(record: RankRecord) -> dict[str, float]:
     waits = dict(record.waits)
     if record.waiting_s:
         unreached = any(not trouble.connected for trouble in record.troubles)
-        cause = "worker_busy" if not unreached else "transfer" if any(t.worker for t in record.troubles) else "lane_wait"
+        cause = "lane_wait" if unreached else "worker_busy"
         waits[cause] = waits.get(cause, 0.0) + record.waiting_s
     return waits
 

@@ -63,27 +63,45 @@ def starvation_ratio(wait_s: float, elapsed_s: float) -> float:
 
 
 class ClockOffset:
-    """Seconds to add to a worker's monotonic times to have them on the client's clock.
+    """What to add to the monotonic times of another host's workers to have them on the client's clock.
 
-    Processes of one kernel share the clock (offset 0). For a worker elsewhere the offset is the least (received - published)
-    seen: an upper bound, too large by the fastest transfer. That fastest transfer's time is thus missing from `transfer` and
-    found in the stages before it; what slower batches took beyond it is in `transfer`.
+    A worker's `slot_free` is when it heard that the client had released a slot, and the client knows when it said so, in a
+    message of a few bytes. The largest (released - slot_free) of late is thus the clocks' difference less the fastest such
+    message. What is shifted by it lies too early by that fastest message, a fraction of a millisecond within a data center,
+    and that much is found in `transfer`, however long the batches themselves are on their way. Before a slot was used a
+    second time the least (received - published) is taken, which hides the fastest transfer.
     """
 
-    __slots__ = ("_offset_s", "_shared")
+    __slots__ = ("_after_s", "_before_s", "_count", "_last_before_s")
 
-    def __init__(self, shared_clock: bool) -> None:
-        self._shared = shared_clock
-        self._offset_s: float | None = None
+    # Clocks drift apart by some 10 us a second: a bound counts for the samples of this stretch and the next.
+    STRETCH = 500
+
+    def __init__(self) -> None:
+        self._after_s: float | None = None  # the difference is at most this
+        self._before_s: float | None = None  # and at least this, by this stretch and by the last
+        self._last_before_s: float | None = None
+        self._count = 0
+
+    def note(self, milestones: Mapping[str, float], received_s: float, released_s: float | None = None) -> None:
+        """Learn from a batch. received_s, released_s: client's clock; the latter: when its slot was given back, if it was."""
+        slot_free, published = milestones.get("slot_free"), milestones.get("published")
+        if released_s is not None and slot_free is not None:
+            if self._count % self.STRETCH == 0:
+                self._last_before_s, self._before_s = self._before_s, None
+            self._count += 1
+            before = released_s - slot_free
+            self._before_s = before if self._before_s is None else max(self._before_s, before)
+        if published is not None:
+            after = received_s - published
+            self._after_s = after if self._after_s is None else min(self._after_s, after)
 
     def shift(self, milestones: Mapping[str, float], received_s: float) -> dict[str, float]:
-        """The worker's milestones of a batch received at `received_s` (client's clock), on the client's clock."""
-        if self._shared:
-            return dict(milestones)
-        published = milestones.get("published")
-        if published is not None:
-            seen = received_s - published
-            self._offset_s = seen if self._offset_s is None else min(self._offset_s, seen)
-        if self._offset_s is None:
+        """The worker's milestones of a batch, noted before, on the client's clock; none where nothing is known of its clock."""
+        known = [before for before in (self._before_s, self._last_before_s) if before is not None]
+        offset_s = max(known) if known else self._after_s
+        if offset_s is None:
             return {}
-        return {name: moment + self._offset_s for name, moment in milestones.items()}
+        if "published" in milestones:  # nothing arrives before it was sent, however clocks drift
+            offset_s = min(offset_s, received_s - milestones["published"])
+        return {name: moment + offset_s for name, moment in milestones.items()}

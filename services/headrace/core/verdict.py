@@ -25,7 +25,7 @@ LEAST_S = 5.0
 
 # What a cause is called in a sentence, and what to do first about it. docs/starvation.md says more.
 MEANING: Mapping[str, str] = {
-    "lane_wait": "no worker held the lane of its next batch",
+    "lane_wait": "no worker that it was connected to held the lane of its next batch",
     "slot_wait": "all slots of its window were in use",
     "worker_busy": "the workers were making other ranks' batches",
     "read": "reads of the shards were slow",
@@ -35,8 +35,8 @@ MEANING: Mapping[str, str] = {
     "copy": "the batch was there, and the trainer's process took that long to pick it up",
 }
 ACTION: Mapping[str, str] = {
-    "lane_wait": "see that enough workers run that can serve this job (headrace status names those that cannot) "
-    "and that leases do not keep moving",
+    "lane_wait": "see that workers run which can serve this job, that ranks reach them, and that leases do not keep moving "
+    "(headrace status names them)",
     "slot_wait": "allow a larger window: raise the coordinator's max_rank_bytes, or use smaller batches",
     "worker_busy": "add workers (headrace_desired_workers says how many in all)",
     "read": "bring the data nearer or make reads fewer: a faster store, a larger shuffle.run, more batches_in_flight",

@@ -176,9 +176,9 @@ class MemoryLink:
     closed: bool = False
     stop: Stop | None = None
 
-    def shares_clock(self, worker: str) -> bool:
+    def clock_of(self, worker: str) -> str:
         """One process, one clock."""
-        return worker == WORKER
+        return "" if worker == WORKER else worker
 
     def wait_recorded(self, committed: int, deadline_s: float) -> None:
         """There is nobody to record it, so nothing to wait for."""

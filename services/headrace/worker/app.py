@@ -70,7 +70,7 @@ async def run(settings: WorkerSettings) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    stats = WorkerStats(CollectorRegistry())
+    stats = WorkerStats(CollectorRegistry(), settings.batches_in_flight)
     engine = registry.create(settings.engine, settings.cores)
     sessions = Sessions()
     limits = Limits(settings.batches_in_flight, settings.read_ahead_bytes, settings.read_deadline_s)

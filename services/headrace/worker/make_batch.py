@@ -94,7 +94,10 @@ async def _read(order: Order, sample_ids: list[int], deadline_s: float, budget: 
 
             async def reserve(count: int) -> None:
                 deadline.reschedule(None)
+                asked_s = time.monotonic()
                 await budget.take(count)
+                # No room: the engine is behind with other batches. That is no time of this one's reads.
+                order.started_s += time.monotonic() - asked_s
                 reserved.append(count)
                 deadline.reschedule(loop.time() + deadline_s)
 

@@ -47,9 +47,10 @@ class Limits:
 
 @dataclass(eq=False)
 class _PortState:
-    """A connected rank. free_since: index -> when its slot became free. building: indexes in flight."""
+    """A connected rank. opened_s: since when. free_since: index -> when its slot became free. building: indexes in flight."""
 
     port: OutPort
+    opened_s: float
     free_since: dict[int, float] = field(default_factory=dict)
     building: dict[int, Order] = field(default_factory=dict)
 
@@ -106,8 +107,9 @@ class Producer:
 
     def opened(self, port: OutPort) -> None:
         """See PortListener."""
-        state = self._ports[port] = _PortState(port)
-        self._note_window(state, time.monotonic())
+        now = time.monotonic()
+        state = self._ports[port] = _PortState(port, now)
+        self._note_window(state, now)
         self._stats.connected(port.transport, 1, port.slab_bytes)
         self._wake.set()
 
@@ -254,7 +256,8 @@ class Producer:
             slot=slot,
             worker=self._worker,
             fingerprint=self._fingerprint,
-            leased_s=lease.since_s,
+            # To a rank that is not connected a lease is of no use: both have to be there.
+            leased_s=max(lease.since_s, candidate.state.opened_s),
             slot_free_s=candidate.state.free_since[candidate.index],
             started_s=now,
         )

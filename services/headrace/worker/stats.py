@@ -20,10 +20,15 @@ _SPEED_WEIGHT = 0.2
 
 
 class WorkerStats:
-    """Counters since the process began. samples_per_s: moving mean of the engine at full load; 0 until the first batch."""
+    """Counters since the process began. batches_in_flight: as the producer has it.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    samples_per_s: moving mean of what it makes at full load, 0 until the first batch: the engine's speed, or where reads are
+    slower, that of reading all but one of the batches in flight while the engine works on one.
+    """
+
+    def __init__(self, registry: CollectorRegistry, batches_in_flight: int = 3) -> None:
         self.registry = registry
+        self._in_flight = batches_in_flight
         self.samples_per_s = 0.0
         self._busy_until_s = time.monotonic()
         self._busy_share = 0.0
@@ -57,7 +62,7 @@ class WorkerStats:
 
     def made(self, job: str, samples: int, transport: str, made: Made) -> None:
         """Count a batch that the engine finished."""
-        speed = samples / max(made.busy_s, 1e-9)
+        speed = samples / max(made.busy_s, (made.read_s + made.busy_s) / self._in_flight, 1e-9)
         self.samples_per_s = (
             speed if self.samples_per_s == 0 else self.samples_per_s + _SPEED_WEIGHT * (speed - self.samples_per_s)
         )

@@ -222,6 +222,7 @@ class Connections:
         elif isinstance(link, RemoteLink):
             peer.grpc_worked = True
         peer.welcomed = True
+        peer.slots = message.slots
         peer.refused_since_s, peer.opening = None, False
         peer.since_s = now_s
         rung = peer.rung

@@ -90,6 +90,7 @@ class ThreadIntake:
         self._taken: dict[int, TakenSlot] = {}
         self._stamps: set[bytes] = set()
         self._rejects: dict[int, int] = {}
+        self._released_s: dict[int, float] = {}
         self._transports: dict[str, tuple[str, str]] = {}
         self._failure: HeadraceError | None = None
         self._waiting: tuple[int, float] | None = None
@@ -155,6 +156,7 @@ class ThreadIntake:
         with self._lock:
             if next_index <= self._arrivals.next:
                 return
+            self._note_released(next_index)
             self._arrivals.release(next_index)
             for index in list(self._taken):
                 if index < next_index:
@@ -315,7 +317,16 @@ class ThreadIntake:
             raise ProtocolMismatch(f"batch is of attempt {head.attempt} rank {head.rank} index {head.index}")
         if head.stamp not in self._stamps:
             self._learn(head.stamp, decode_meta(meta).job)
-        return TakenSlot(arrival.index, slot, header, head, meta, slab.transport, arrival.at_s)
+        peer = self._links.by_number(arrival.link)
+        released_s = self._released_s.get(arrival.index - peer.slots + 1) if peer is not None else None
+        return TakenSlot(arrival.index, slot, header, head, meta, slab.transport, arrival.at_s, released_s=released_s)
+
+    def _note_released(self, next_index: int) -> None:
+        """Keep since when indexes are released, for as long as batches that use their slots may come."""
+        now_s = time.monotonic()
+        for index in range(self._arrivals.next + 1, next_index + 1):
+            self._released_s[index] = now_s
+            self._released_s.pop(index - 2 * self._arrivals.window, None)
 
     def _learn(self, stamp: bytes, job: str) -> None:
         """A stamp stands for the texts of a batch; there are as many as engines make this session's batches."""

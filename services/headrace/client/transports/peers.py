@@ -29,7 +29,7 @@ class Peer:
     wanted: the newest table gives it a lane. link: the connection, being made or up. welcomed: it is up.
     since_s: when that state began. failures: in a row. shm_failure: why shared memory does not work here.
     shm_worked, grpc_worked: it did once. refused_since_s: since when all it says is that it cannot serve us.
-    opening: it said last that it does not know the session yet.
+    opening: it said last that it does not know the session yet. slots: how many it said that it has for us.
     """
 
     endpoint: Endpoint
@@ -46,6 +46,7 @@ class Peer:
     grpc_worked: bool = False
     refused_since_s: float | None = None
     opening: bool = False
+    slots: int = 0
     last_error: str = ""
 
     @property

@@ -22,7 +22,8 @@ class TakenSlot(NamedTuple):
 
     slot: read-only view of the whole slot; valid until `release` is called with an index above `index`. meta: a copy of the
     slot's meta (wire.batch_meta), head: what its head says. received_s: CLOCK_MONOTONIC of this host when it was known to be
-    complete. waited: it was not here yet when `take` was called.
+    complete. waited: it was not here yet when `take` was called. released_s: when the slot was given back that its worker could
+    make it in; None where it had one from the beginning of its connection.
     """
 
     index: int  # type: ignore[assignment]
@@ -33,6 +34,7 @@ class TakenSlot(NamedTuple):
     transport: str
     received_s: float
     waited: bool = False
+    released_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
