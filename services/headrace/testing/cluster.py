@@ -34,18 +34,19 @@ STOP_DEADLINE_S = 10.0
 
 @dataclass(slots=True)
 class Member:
-    """One service with the arguments that each start uses. admin_address: metrics and more; may be empty."""
+    """One service with the arguments that each start uses. admin_address: may be empty. module: its program."""
 
     name: str
     address: str
     admin_address: str
     arguments: list[str]
     log: Path
+    module: str = "headrace"
     process: ServiceProcess | None = field(default=None)
 
     def start(self) -> None:
         """Start it; does not wait."""
-        self.process = start_service(self.name, self.arguments, self.log)
+        self.process = start_service(self.name, self.arguments, self.log, module=self.module)
 
     def wait_ready(self) -> None:
         """Wait until it listens on all its addresses."""
@@ -78,7 +79,8 @@ class Cluster:
     """See the module. directory: for data and logs. worker_args, coordinator_args: more flags for each of them.
 
     route: (from, to, address of `to`) -> the address that `from` uses instead, such as a proxy's; both are members' names, or
-    `rank` for all ranks. Asked once for each pair. tls, tokens: everything speaks TLS, mutual for gRPC, and asks for tokens;
+    `rank` for all ranks. Asked once for each pair. worker_module: program
+    of the workers, such as `headrace.testing.slow_worker`. tls, tokens: everything speaks TLS, mutual for gRPC, and asks for tokens;
     trainers get in by the variables `environment`.
     """
 
@@ -92,6 +94,7 @@ class Cluster:
         worker_args: Sequence[str] = (),
         coordinator_args: Sequence[str] = (),
         route: Route = direct,
+        worker_module: str = "headrace",
         tls: bool = False,
         tokens: bool = False,
     ) -> None:
@@ -105,6 +108,7 @@ class Cluster:
             worker_args = [*self.secured.service_args, *worker_args]
         self._threads = threads
         self._worker_args = list(worker_args)
+        self._worker_module = worker_module
         self._route = route
         self.store_dir = directory / "store"  # its append-only file
         self._lock = threading.RLock()
@@ -261,7 +265,7 @@ class Cluster:
         ]
         arguments += ["--metrics-address", metrics, "--threads", str(self._threads)]
         arguments += ["--socket-dir", str(self._sockets), *self._worker_args]
-        return Member(name, address, metrics, arguments, self._log(name))
+        return Member(name, address, metrics, arguments, self._log(name), self._worker_module)
 
     def _coordinators_for(self, source: str) -> str:
         return ",".join(self._route(source, member.name, member.address) for member in self.coordinators)

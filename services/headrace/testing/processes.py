@@ -137,12 +137,14 @@ class ServiceProcess:
         self.wait_until(lambda: is_listening(address), f"listened on {address}", deadline_s)
 
 
-def start_service(name: str, arguments: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> ServiceProcess:
+def start_service(
+    name: str, arguments: Sequence[str], log: Path, env: Mapping[str, str] | None = None, *, module: str = "headrace"
+) -> ServiceProcess:
     """Start `headrace <arguments> --exit-with-parent`.
 
-    name: for messages. log: appended to. env: added to this process's environment.
+    name: for messages. log: appended to. env: added to this process's environment. module: what runs in place of `headrace`.
     """
-    return _start(name, [sys.executable, "-m", "headrace", *arguments, "--exit-with-parent"], log, env)
+    return _start(name, [sys.executable, "-m", module, *arguments, "--exit-with-parent"], log, env)
 
 
 def start_program(name: str, command: Sequence[str], log: Path) -> ServiceProcess:
