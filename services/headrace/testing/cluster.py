@@ -79,9 +79,9 @@ class Cluster:
     """See the module. directory: for data and logs. worker_args, coordinator_args: more flags for each of them.
 
     route: (from, to, address of `to`) -> the address that `from` uses instead, such as a proxy's; both are members' names, or
-    `rank` for all ranks. Asked once for each pair. worker_module: program
-    of the workers, such as `headrace.testing.slow_worker`. tls, tokens: everything speaks TLS, mutual for gRPC, and asks for tokens;
-    trainers get in by the variables `environment`.
+    `rank` for all ranks. Asked once for each pair. worker_module: the workers'
+    program, such as `headrace.testing.slow_worker`. tls, tokens: everything speaks TLS, mutual for gRPC, and asks for
+    tokens; trainers get in by the variables `environment`.
     """
 
     def __init__(
