@@ -27,6 +27,7 @@ from headrace.datasets.build import build_index
 from headrace.datasets.exclude import format_exclusions, parse_exclusions
 from headrace.datasets.manifest import load_manifest
 from headrace.testing.tars import write_tar
+from headrace.wire.secret import Secret
 
 ESCAPE = "\x1b[31mred"
 
@@ -34,14 +35,17 @@ ESCAPE = "\x1b[31mred"
 class Coordinator:
     """A ledger, a board and the admin API on an event loop in a thread."""
 
+    token: Secret | None = None
+
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.ledger = Ledger(MemoryStore(), Rules(), Instruments(CollectorRegistry()))
+        instruments = Instruments(CollectorRegistry())
+        self.ledger = Ledger(MemoryStore(), Rules(), instruments)
         self.board = Board(self.ledger, 60)
         manifests = Manifests(load_manifest, 0)
-        app = admin_api.build(self.board, self.ledger, Instruments(CollectorRegistry()), manifests)
+        app = admin_api.build(self.board, self.ledger, instruments, manifests, self.token)
         self.server = AdminServer(app, "127.0.0.1:0")
         self.run(self.server.start())
         self.admin = f"127.0.0.1:{self.server.port}"

@@ -59,7 +59,8 @@ def one_job(job: Facts, replica: Facts) -> RenderableType:
     if bad:
         facts.append(f"bad samples met {bad} times: headrace quarantine {job['job']}")
     return Group(
-        *_troubles(replica), *lines, Text(), _ranks(job["ranks"]), _legend(), Text(), _lanes(job), Text("; ".join(facts), "dim"), Text(),
+        *_troubles(replica), *lines, Text(),
+        _ranks(job["ranks"]), _legend(), Text(), _lanes(job), Text("; ".join(facts), "dim"), Text(),
         _events(replica, job["job"]), _foot(replica),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from headrace.coordinator.job_tables import last_used_us
 from headrace.coordinator.recent import judge_job, members_of
 from headrace.coordinator.recent_events import RecentEvents
 from headrace.core.events import JobState
@@ -21,6 +23,9 @@ from headrace.telemetry import metrics
 if TYPE_CHECKING:
     from headrace.coordinator.board import Board
     from headrace.wire.tls import ServerTls
+
+# A job that nobody has used for so long is not exported; it comes back with its first rank.
+_EXPORT_US = 600_000_000
 
 
 class Instruments:
@@ -90,13 +95,16 @@ class BoardCollector(Collector):
 
     def __init__(self, board: Board) -> None:
         self._board = board
+        self._used: list[JobState] = []
 
     def describe(self) -> Iterable[Metric]:
         """Nothing in advance: labels come with the jobs."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """All families at this moment."""
+        """All families at this moment, of jobs that were used lately: those of a year would be a hundred thousand series."""
+        now_us = self._board.now_us()
+        self._used = [job for job in self._board.jobs() if last_used_us(job) >= now_us - _EXPORT_US]
         yield from self._workers()
         yield from self._jobs()
         yield from self._verdicts()
@@ -106,10 +114,13 @@ class BoardCollector(Collector):
     def _workers(self) -> Iterable[Metric]:
         live = self._board.live_workers()
         count, speed = metrics.gauge_family("headrace_workers_live"), metrics.gauge_family("headrace_worker_speed")
+        skew = metrics.gauge_family("headrace_store_clock_skew_seconds")
         count.add_metric([], len(live))
         for worker in live:
             speed.add_metric([worker.endpoint.worker], worker.samples_per_s)
-        return count, speed
+        if self._board.loaded:
+            skew.add_metric([], self._board.now_us() / 1e6 - time.time())
+        return count, speed, skew
 
     def _jobs(self) -> Iterable[Metric]:
         attempt, ranks = metrics.gauge_family("headrace_job_attempt"), metrics.gauge_family("headrace_job_ranks")
@@ -120,7 +131,7 @@ class BoardCollector(Collector):
         )
         bad = metrics.counter_family("headrace_bad_samples_total")
         lost = metrics.counter_family("headrace_samples_dropped_total")
-        for job in self._board.jobs():
+        for job in self._used:
             for reason, number in sorted(self._board.bad_reasons.get(job.name, Counter[str]()).items()):
                 bad.add_metric([job.name, reason], number)
             if job.session is None:
@@ -138,7 +149,7 @@ class BoardCollector(Collector):
     def _verdicts(self) -> Iterable[Metric]:
         verdict, ratio = metrics.gauge_family("headrace_job_verdict"), metrics.gauge_family("headrace_job_starvation_ratio")
         worst, demand = metrics.gauge_family("headrace_job_worst_rank"), metrics.gauge_family("headrace_job_demand")
-        for job in self._board.jobs():
+        for job in self._used:
             if job.session is None:
                 continue
             judged = judge_job(self._board.recent, job, self._board.now_us())
@@ -166,7 +177,7 @@ class BoardCollector(Collector):
         consumed = metrics.counter_family("headrace_rank_batches_consumed_total")
         committed = metrics.counter_family("headrace_rank_batches_committed_total")
         transport = metrics.gauge_family("headrace_rank_transport_info")
-        for job in self._board.jobs():
+        for job in self._used:
             for rank, record in sorted(members_of(job).items()):
                 labels = [job.name, str(rank)]
                 for cause, seconds in self._board.recent.waits(job.name, rank, record).items():

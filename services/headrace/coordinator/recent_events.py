@@ -6,7 +6,7 @@ For the status page. A few hundred lines in memory, gone with the replica; the l
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -89,7 +89,8 @@ class RecentEvents:
         ids = dict(note.ids)
         if "fingerprint" in ids:
             ids["fingerprint"] = str(ids["fingerprint"]).partition(";")[0]
-        text = _NOTES.get(note.event, "").format_map(ids) or " ".join(f"{name}={value}" for name, value in ids.items())
+        sentence = _NOTES.get(note.event, " ".join(f"{name}={{{name}}}" for name in ids))
+        text = sentence.format_map(defaultdict(lambda: "?", ids))
         level: Level = "warning" if note.event in _TROUBLED_NOTES else "info"
         self.add(note.event, text, job=job, level=level)
 

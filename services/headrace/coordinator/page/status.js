@@ -100,8 +100,13 @@ function askForToken() {
 
 at("token").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem(TOKEN, at("token-text").value.trim());
+  const given = at("token-text").value.trim();
   at("token-text").value = "";
+  if (!/^[\x21-\x7e]+$/.test(given)) {
+    at("troubles").replaceChildren(make("p", "trouble", "This is no token: it has characters that none has."));
+    return;
+  }
+  sessionStorage.setItem(TOKEN, given);
   at("troubles").replaceChildren();
   refresh();
 });

@@ -1,0 +1,164 @@
+"""`headrace status` as a person meets it, over a real admin API."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from headrace.cli import status
+from headrace.cli.main import cli
+from headrace.cli.status_view import BAR_CELLS, BARS, bar, worst_first
+from headrace.core.errors import CoordinatorUnavailable
+from headrace.core.events import BadSample
+from headrace.core.starvation import CAUSES
+from headrace.core.verdict import VERDICTS
+from tests.unit.session_world import World
+from tests.unit.test_cli_quarantine import ESCAPE, Coordinator
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    running = Coordinator()
+    yield running
+    running.close()
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "160"}).invoke(cli, ["status", *map(str, arguments)])
+
+
+def training(coordinator: Coordinator) -> World:
+    """A job of two ranks of which one starves."""
+    world = World()
+    world.now_us = coordinator.board.now_us()
+    world.open()
+    world.add("a", unable=(ESCAPE,))
+    world.form()
+    world.tick()
+    waits = (("decode", 9.0), ("read", 1.0)), (("copy", 0.1),)
+    ranks = {
+        rank: replace(record, elapsed_s=40.0, wait_s=sum(seconds for _, seconds in waits[rank]), waits=waits[rank], consumed=7)
+        for rank, record in world.state.ranks.items()
+    }
+    world.state = replace(world.state, ranks=ranks)
+    coordinator.run(show(coordinator, world))
+    return world
+
+
+async def show(coordinator: Coordinator, world: World) -> None:
+    board = coordinator.board
+    board._jobs[world.state.name] = world.state
+    board._fleet = replace(board._fleet, workers=world.state.workers)
+    board.loaded = True
+    for rank, record in world.state.ranks.items():
+        board.recent.note(world.state.name, rank, record)
+    await coordinator.ledger.quarantine.record("job", [BadSample(0, 4, ESCAPE, "corrupt")])
+    coordinator.ledger.events.add("lane_trouble", ESCAPE, job="job", level="warning")
+    coordinator.ledger.events.add("lane_trouble", "of another job", job="other")
+
+
+def test_all_jobs_and_one_job_are_shown_in_plain_words(coordinator: Coordinator) -> None:
+    training(coordinator)
+    result = run("--admin", coordinator.admin)
+    assert result.exit_code == 0, result.output
+    row = next(line for line in result.output.splitlines() if line.startswith("job  ") and "input-bound" in line)
+    assert row.split()[:7] == ["job", "input-bound", "0", "25%", "decode", "2/2", "12/12"]
+    assert "add workers or threads" in row
+    assert "\x1b" not in result.output and r"cannot open \x1b[31mred" in result.output
+    one = run("job", "--admin", coordinator.admin, "--once").output
+    assert "rank 0 starves" in one.lower() and "What to do: Add workers or threads" in one
+    lines = one.splitlines()
+    heads = next(i for i, line in enumerate(lines) if line.startswith("rank "))
+    assert lines[heads + 1].split()[0] == "0" and lines[heads + 2].split()[0] == "1", "worst first"
+    assert "decode 22%" in lines[heads + 1] and "DDDDDD" in lines[heads + 1]
+    assert "headrace quarantine job" in one and "a has 12" in one
+    assert r"\x1b[31mred" in one and "of another job" not in one
+
+
+def test_json_is_what_the_api_says(coordinator: Coordinator) -> None:
+    training(coordinator)
+    found = json.loads(run("--admin", coordinator.admin, "--json").output)
+    assert set(found) == {"replica", "jobs", "workers", "scaling"}
+    assert [job["job"] for job in found["jobs"]] == ["job"]
+    one = json.loads(run("job", "--admin", coordinator.admin, "--json").output)
+    shares = one["job"]["ranks"][0]["recent_share_by_cause"]
+    assert shares == pytest.approx({"decode": 0.225, "read": 0.025})
+    assert sum(shares.values()) == pytest.approx(one["job"]["ranks"][0]["recent_starvation_ratio"])
+
+
+def test_what_is_wrong_with_the_replica_comes_first(coordinator: Coordinator) -> None:
+    training(coordinator)
+    coordinator.board.store_error = "no store at 127.0.0.1:1"
+    first = run("--admin", coordinator.admin).output.splitlines()[0]
+    assert first.startswith("! the store has not answered for 0 s: no store at 127.0.0.1:1")
+
+
+def test_an_empty_fleet_says_what_to_do_next(coordinator: Coordinator) -> None:
+    output = run("--admin", coordinator.admin).output
+    assert "No job is open" in output and "No worker is known: start some" in output
+
+
+@pytest.mark.parametrize("how", [[], ["--json"], ["--once"]], ids=str)
+def test_what_cannot_be_asked_is_told_in_a_line(coordinator: Coordinator, how: list[str]) -> None:
+    for arguments, said in (
+        (["other", "--admin", coordinator.admin], "no job other is open"),
+        (["--admin", "127.0.0.1:1"], "no admin API answers at 127.0.0.1:1"),
+    ):
+        result = run(*arguments, *how)
+        assert result.exit_code == 1 and said in result.output and len(result.output.splitlines()) == 1
+
+
+def test_live_goes_on_over_a_coordinator_that_is_away(coordinator: Coordinator) -> None:
+    training(coordinator)
+    looks = 0
+
+    def look() -> dict[str, Any]:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            raise CoordinatorUnavailable("nobody there")
+        if looks == 4:
+            raise KeyboardInterrupt
+        return status.ask(coordinator.admin, None)
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=140, height=60)
+    with pytest.raises(KeyboardInterrupt):
+        status._live(console, look, 0.01)
+    frames = screen.getvalue()
+    assert "nobody there" in frames and frames.rindex("input-bound") > frames.rindex("nobody there")
+
+
+@given(st.dictionaries(st.sampled_from(CAUSES), st.floats(0, 1)))
+def test_a_bar_is_as_long_as_its_rank_waited(parts: dict[str, float]) -> None:
+    whole = max(1.0, sum(parts.values()))
+    shares = {cause: part / whole for cause, part in parts.items()}
+    text = bar(shares).plain
+    assert len(text) == BAR_CELLS
+    assert abs(BAR_CELLS - text.count("·") - BAR_CELLS * sum(shares.values())) <= 0.51
+    for cause, share in shares.items():
+        assert abs(text.count(BARS[cause][0]) - BAR_CELLS * share) <= 1.01
+
+
+@given(st.lists(st.tuples(st.sampled_from(VERDICTS), st.floats(0, 1), st.integers(0, 3)), max_size=20))
+def test_jobs_that_starve_come_before_those_that_do_not_and_those_that_nobody_trains_last(
+    drawn: list[tuple[str, float, int]],
+) -> None:
+    jobs = [
+        {"job": f"j{i}", "verdict": verdict, "starvation_ratio": ratio, "ranks_live": live}
+        for i, (verdict, ratio, live) in enumerate(drawn)
+    ]
+    places = [
+        (job["ranks_live"] == 0, {"input-bound": 0, "balanced": 1, "compute-bound": 2, "unknown": 3}[str(job["verdict"])])
+        for job in worst_first(jobs)
+    ]
+    assert places == sorted(places)
