@@ -136,12 +136,7 @@ class CoordinatorRpc:
         while self._retired and now_s - self._retired[0][0] > _RETIRED_S:
             self._retired.pop(0)[1].close()
         old = self._channels
-        try:
-            self._connect()
-        except ConfigInvalid as error:
-            self._stamps = [self._calls.stamp] * len(old)  # told once for each change
-            log.error("certificate_refused", error=str(error), note="the one before stays in use")
-            return
+        self._connect()  # with what is of use: refused files leave what was before
         self._retired += [(now_s, channel) for channel in old]
 
 

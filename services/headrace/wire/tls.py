@@ -127,6 +127,51 @@ def _names(files: TlsFiles) -> str:
     return ", ".join(path for path in (files.cert, files.key, files.ca) if path)
 
 
+# --- what is in use ----------------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """What the files hold, or held when they were last of use: a refused change is told once and leaves what was before.
+
+    load: reads and checks them, raises ConfigInvalid or OSError. on_reload: told `ok` or `refused` after each change.
+    """
+
+    def __init__(self, files: TlsFiles, load: Callable[[], Material], on_reload: Callable[[str], None]) -> None:
+        self._files = files
+        self._load = load
+        self._lock = threading.Lock()
+        self._bad: tuple[Stamp | None, float] = (None, 0.0)
+        self.material: Material | None = None
+        self.on_reload = on_reload
+
+    def newest(self) -> Material:
+        """For the next connection. Raises ConfigInvalid, OSError where the files have never been of use."""
+        with self._lock:
+            stamp: Stamp = ()  # of files that are not there
+            with contextlib.suppress(OSError):
+                stamp = self._files.stamp
+            if self.material is None:
+                self.material = self._load()
+            elif stamp != self.material.stamp and not (stamp == self._bad[0] and time.monotonic() < self._bad[1]):
+                self.material = self._changed(self.material, stamp)
+            return self.material
+
+    def _changed(self, before: Material, stamp: Stamp) -> Material:
+        try:
+            found = self._load()
+        except (ConfigInvalid, OSError) as error:
+            if self._bad[0] != stamp:
+                log.error("certificate_refused", error=str(error), note="the one before stays in use")
+                self.on_reload("refused")
+            self._bad = (stamp, time.monotonic() + _TRY_AGAIN_S)
+            return before
+        self._bad = (None, 0.0)
+        told = {"not_after": utc(found.not_after_s)} if found.not_after_s else {}
+        log.info("certificate_reloaded", file=self._files.cert or self._files.ca, **told)
+        self.on_reload("ok")
+        return found
+
+
 # --- servers ---------------------------------------------------------------------------------------------------------
 
 
@@ -151,42 +196,33 @@ class ServerTls:
         self._files = files
         self._require = require_client
         self._require_http = require_client_http
-        self._lock = threading.Lock()
-        self._bad: tuple[Stamp | None, float] = (None, 0.0)
-        self._material = read(files)
-        self._http = self._http_context()
-        self.on_reload = on_reload
+        self._kept = Kept(files, self._load, on_reload)
+        self.newest()
+
+    @property
+    def on_reload(self) -> Callable[[str], None]:
+        """Whom changes are told."""
+        return self._kept.on_reload
+
+    @on_reload.setter
+    def on_reload(self, told: Callable[[str], None]) -> None:
+        self._kept.on_reload = told
 
     @property
     def not_after_s(self) -> float:
         """When the certificate in use expires, seconds since 1970."""
-        return self._material.not_after_s
+        material = self._kept.material
+        assert material is not None
+        return material.not_after_s
 
     def newest(self) -> Material:
         """What new connections get: the files as they are, or as they were when they were last of use."""
-        with self._lock:
-            stamp: Stamp = ()  # of files that are not there
-            with contextlib.suppress(OSError):
-                stamp = self._files.stamp
-            known_bad = stamp == self._bad[0] and time.monotonic() < self._bad[1]
-            if stamp != self._material.stamp and not known_bad:
-                self._reload(stamp)
-            return self._material
+        return self._kept.newest()
 
-    def _reload(self, stamp: Stamp) -> None:
-        try:
-            found = read(self._files)
-            http = self._http_context()
-        except (ConfigInvalid, OSError) as error:
-            if self._bad[0] != stamp:
-                log.error("certificate_refused", error=str(error), note="the one before stays in use")
-                self.on_reload("refused")
-            self._bad = (stamp, time.monotonic() + _TRY_AGAIN_S)
-            return
-        self._material, self._http = found, http
-        self._bad = (None, 0.0)
-        log.info("certificate_reloaded", file=self._files.cert, not_after=utc(found.not_after_s))
-        self.on_reload("ok")
+    def _load(self) -> Material:
+        found = read(self._files)
+        self._http = context(self._files, server=True, require_client=self._require_http)
+        return found
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """For `add_secure_port`, of grpc and of grpc.aio."""
@@ -211,9 +247,6 @@ class ServerTls:
         """The context of the next HTTP connection."""
         self.newest()
         return self._http
-
-    def _http_context(self) -> ssl.SSLContext:
-        return context(self._files, server=True, require_client=self._require_http)
 
 
 def _grpc_configuration(material: Material) -> grpc.ServerCertificateConfiguration:
@@ -245,31 +278,30 @@ class _NewestContext(ssl.SSLContext):
 # --- clients ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class ClientTls:
     """How a client speaks TLS. files: `ca` is who signs servers' certificates; `cert` and `key` only where servers require one.
 
     server_name: the name that must be in the server's certificate, instead of the host of its address; empty: that host.
     """
 
-    files: TlsFiles
-    server_name: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.files.ca:
+    def __init__(self, files: TlsFiles, server_name: str = "") -> None:
+        if not files.ca:
             raise ConfigInvalid("a client's TLS needs tls_ca, the certificate of who signs the servers'", field="tls_ca")
+        self.files = files
+        self.server_name = server_name
+        self._kept = Kept(files, lambda: read(files), lambda _: None)
 
     @property
     def stamp(self) -> Stamp | None:
-        """Changes when a file does; None while one is not there."""
+        """Of what new channels get: changes when files change that can be used; None while there were none such."""
         try:
-            return self.files.stamp
-        except OSError:
+            return self._kept.newest().stamp
+        except ConfigInvalid:
             return None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a new channel, from the files as they are now. Raises ConfigInvalid."""
-        found = read(self.files)
+        """For a new channel: the files as they are, or as they were when last of use. Raises ConfigInvalid."""
+        found = self._kept.newest()
         return grpc.ssl_channel_credentials(found.ca, found.key or None, found.cert or None)
 
     @property

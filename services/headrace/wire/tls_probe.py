@@ -11,7 +11,7 @@ import ssl
 import time
 
 from headrace.core.errors import HeadraceError
-from headrace.wire.tls import ClientTls, TlsFiles, context
+from headrace.wire.tls import ClientTls, TlsFiles, context, read
 
 DEADLINE_S = 1.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -31,7 +31,7 @@ def explain(host: str, port: int, tls: ClientTls | None, deadline_s: float = DEA
 
 def _own_fault(tls: ClientTls) -> str:
     try:
-        tls.credentials()
+        read(tls.files)  # as they are now: channels may have what was there before
     except HeadraceError as error:
         return error.message
     return ""

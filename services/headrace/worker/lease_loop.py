@@ -212,12 +212,11 @@ class LeaseLoop:
         """Calls to one replica; the other place that knows the network."""
         stamp = self._calls.stamp
         made, channel = self._channels.get(address, (None, None))
-        if channel is not None and made != stamp and stamp is not None:
-            self._retired.append(channel)  # it would go on with the certificate that it was made with
-            channel = None
-        if channel is None:
-            channel = open_aio_channel(address, _CHANNEL, self._calls.tls)
+        if channel is None or (made != stamp and stamp is not None):
+            before, channel = channel, open_aio_channel(address, _CHANNEL, self._calls.tls)
             self._channels[address] = (stamp, channel)
+            if before is not None:  # it would go on with the certificate that it was made with
+                self._retired.append(before)
         return rpc.CoordinatorServiceStub(channel)  # type: ignore[no-untyped-call]
 
     async def _take_over(self, answer: pb.HeartbeatResponse) -> None:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -94,6 +95,25 @@ def test_files_that_vanish_and_come_back(tmp_path: Path, authority: Authority) -
         assert tls.newest().cert in (good["tls.crt"], newer["tls.crt"])
     assert tls.newest().cert == newer["tls.crt"]
     assert told[-1] == "ok"
+
+
+def test_a_client_keeps_what_was_of_use_and_tells_a_refused_change_once(tmp_path: Path, authority: Authority) -> None:
+    tls = ClientTls(mount(tmp_path, authority.issue()))
+    good = tls.stamp
+    assert good is not None
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(3):
+            mount(tmp_path, {**authority.issue(), "tls.key": b"half"})
+            for _ in range(4):
+                tls.credentials()
+                assert tls.stamp == good, "no channel is made anew for a change that cannot be used"
+    assert [line["event"] for line in logged] == ["certificate_refused"] * 3
+    mount(tmp_path, authority.issue())
+    assert tls.stamp != good
+    never = ClientTls(mount(tmp_path / "never", {**authority.issue(), "tls.key": b"half"}))
+    assert never.stamp is None
+    with pytest.raises(ConfigInvalid, match="cannot be used for TLS"):
+        never.credentials()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
