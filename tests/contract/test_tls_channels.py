@@ -148,6 +148,8 @@ async def failure_of(loop: LeaseLoop) -> HeadraceError:
         loop._tell_from_s = 0.0
         with structlog.testing.capture_logs() as logged:
             assert not await loop.beat()
+            assert loop._telling is not None
+            await loop._telling
         told = next(line for line in logged if line["event"] == "heartbeat_unanswered")
         if told["error"].code != "wait_timeout":
             break

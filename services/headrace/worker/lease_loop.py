@@ -19,6 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 from headrace.core import limits
 from headrace.core.errors import CoordinatorUnavailable, HeadraceError, from_code
 from headrace.core.job import Endpoint, Session
+from headrace.telemetry.tasks import end
 from headrace.wire import convert, status
 from headrace.wire.calls import Calls
 from headrace.wire.gen import coordinator_service_pb2 as pb
@@ -96,6 +97,7 @@ class LeaseLoop:
         self._tell_from_s = 0.0
         self._registered = False
         self._opening: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._telling: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
         self._unreadable: set[tuple[str, int]] = set()  # what is told once
         self.draining = False
@@ -130,8 +132,7 @@ class LeaseLoop:
             if begun >= self._tell_from_s:
                 self._tell_from_s = begun + _TELL_EACH_S
                 # Another address than the one that failed last comes first now.
-                why = await self._why(self._addresses[-1], error)
-                log.warning("heartbeat_unanswered", error=error, why=why or "see error", note="leases held are kept")
+                self._tell_unanswered(self._addresses[-1], error)
             return False
         if not self._registered:
             log.info("registered", coordinator=self._addresses[0])
@@ -146,9 +147,7 @@ class LeaseLoop:
 
     async def close(self) -> None:
         """End what is being opened and close the channels."""
-        for task in self._opening.values():
-            task.cancel()
-        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        await end(*self._opening.values(), *([self._telling] if self._telling else []))
         for channel in [*self._retired, *(channel for _, channel in self._channels.values())]:
             await channel.close(None)
         self._channels.clear()
@@ -204,9 +203,15 @@ class LeaseLoop:
                 self._addresses.append(self._addresses.pop(0))
         raise last
 
-    async def _why(self, address: str, error: HeadraceError) -> str:
+    def _tell_unanswered(self, address: str, error: HeadraceError) -> None:
+        """Beside the heartbeats: finding out why takes seconds, and the next one may be answered by another replica."""
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._why(address, error), name="why-unanswered")
+
+    async def _why(self, address: str, error: HeadraceError) -> None:
         """What of TLS keeps a replica from being reached, found by a connection of its own."""
-        return await asyncio.to_thread(self._calls.explain, address, error) if self._real else ""
+        why = await asyncio.to_thread(self._calls.explain, address, error) if self._real else ""
+        log.warning("heartbeat_unanswered", error=error, why=why or "see error", note="leases held are kept")
 
     def _stub(self, address: str) -> Any:
         """Calls to one replica; the other place that knows the network."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from headrace.core.errors import CoordinatorUnavailable
 from headrace.core.job import Endpoint
 from headrace.wire.calls import Calls
+from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.worker.engines import registry
 from headrace.worker.lease_loop import Identity, LeaseLoop
 from headrace.worker.producer import Limits, Producer
@@ -48,8 +51,42 @@ async def test_an_error_of_the_system_is_told_and_tried_again(
     with capture_logs() as logs:
         assert not await leases.beat()
         assert not await leases.beat()
+        assert leases._telling is not None
+        await leases._telling
     (told,) = (line for line in logs if line["event"] == "heartbeat_unanswered")
     assert "it cannot be sent" in str(told["error"]) and "not now" in str(told["error"])
+
+
+async def test_heartbeats_do_not_wait_for_why_one_was_not_answered(leases: LeaseLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look at a replica takes seconds; leases end after three, and another replica may answer the next one."""
+    known = threading.Event()
+    answers: list[pb.HeartbeatResponse] = []
+
+    async def call(_: object) -> pb.HeartbeatResponse:
+        if not answers:
+            raise CoordinatorUnavailable("not there")
+        return answers[0]
+
+    def explain(*_: object) -> str:
+        assert known.wait(30.0)
+        return "its certificate expired"
+
+    monkeypatch.setattr(leases, "_call", call)
+    monkeypatch.setattr(leases._calls, "explain", explain)
+    with capture_logs() as logs:
+        try:
+            for _ in range(3):
+                leases._tell_from_s = 0.0
+                assert not await leases.beat()
+            answers.append(pb.HeartbeatResponse())
+            assert await leases.beat(), "answered while the reason is still looked for"
+            assert not [line for line in logs if line["event"] == "heartbeat_unanswered"]
+        finally:
+            known.set()
+        assert leases._telling is not None
+        await leases._telling
+    (told,) = (line for line in logs if line["event"] == "heartbeat_unanswered")
+    assert told["why"] == "its certificate expired"
 
 
 async def test_what_a_heartbeat_says_is_not_read_from_disk(leases: LeaseLoop, monkeypatch: pytest.MonkeyPatch) -> None:
