@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
@@ -193,3 +194,25 @@ async def test_what_is_remembered_of_a_job_goes_when_a_hint_says_that_it_is_gone
     await world.board.refresh("job")
     assert world.board.job("job") is None
     assert world.forgotten == ["job:job"]
+
+
+@pytest.mark.parametrize("fault", ["store", "record", "count"])
+async def test_watchers_hear_of_a_move_whatever_is_wrong_with_the_list_of_bad_samples(world: World, fault: str) -> None:
+    """The store fails just then, one record is damaged, or the count of those that found no room."""
+
+    async def fail(_: str) -> None:
+        raise StoreUnavailable("down for a moment")
+
+    world.board.bad_reasons.clear()
+    if fault == "store":
+        world.ledger.quarantine.of = fail  # type: ignore[method-assign]
+    else:
+        await world.commit({}, {Key(job_table("job", "bad"), "7" if fault == "record" else "beyond"): b"garbage"})
+    change = world.board.next_change("job")
+    with capture_logs() as logs:
+        await world.go(8, "a")
+    assert world.owners() == {"a"}
+    assert change.is_set()
+    assert not [line for line in logs if line["event"] in ("tick_failed", "store_lost")]
+    told = [line["job"] for line in logs if line["event"] == "bad_samples_unread"]
+    assert told == ["job"], "told once"

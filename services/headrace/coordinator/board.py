@@ -75,6 +75,7 @@ class Board:
         self.recent = Recent()
         self.scaling = Scaling(scaling_interval_s)
         self.bad_reasons: dict[str, Counter[str]] = {}
+        self._bad_unread: set[str] = set()  # jobs whose list could not be read
         ledger.on_change = self.wake
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -230,14 +231,24 @@ class Board:
             self._drop(name)
         else:
             self._jobs[name] = state
-        for rank, record in members_of(state).items():
-            self.recent.note(name, rank, record)
-        if name in self.bad_reasons and self._passes % _BAD_PASSES:
-            pass
-        elif state.session is not None:
-            self.bad_reasons[name] = (await self._ledger.quarantine.of(name)).by_reason()
+        # At once: were anything between to fail, the next pass would see no difference any more.
         if before is None or _seen_by_watchers(before) != _seen_by_watchers(state):
             self._changed.pop(name, asyncio.Event()).set()
+        for rank, record in members_of(state).items():
+            self.recent.note(name, rank, record)
+        if state.session is not None and (name not in self.bad_reasons or self._passes % _BAD_PASSES == 0):
+            await self._count_bad(name)
+
+    async def _count_bad(self, name: str) -> None:
+        """For metrics alone: a list that cannot be read is told once, and keeps nothing else of the job from going on."""
+        try:
+            self.bad_reasons[name] = (await self._ledger.quarantine.of(name)).by_reason()
+            self._bad_unread.discard(name)
+        except HeadraceError as error:
+            self.bad_reasons.setdefault(name, Counter())
+            if name not in self._bad_unread:
+                self._bad_unread.add(name)
+                log.warning("bad_samples_unread", job=name, error=str(error), note="counted as they were; tried again")
 
     def _end_pass(self) -> None:
         self._passes += 1
@@ -251,6 +262,7 @@ class Board:
         self._jobs.pop(name, None)
         self._changed.pop(name, asyncio.Event()).set()
         self.bad_reasons.pop(name, None)
+        self._bad_unread.discard(name)
         self._ledger.store.forget(f"job:{name}")
 
     async def _listen(self) -> None:
