@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import ssl
+import stat
 import subprocess
 import sys
 import time
@@ -22,7 +24,7 @@ import redis
 from headrace.testing.certificates import Authority, mount
 from headrace.testing.demo_dataset import make_demo_dataset
 from headrace.testing.processes import ServiceProcess, free_port, start_program, start_service
-from tests.chart.helm import CHART, NAMESPACE, RELEASE, named, of_kind, pods, with_values
+from tests.chart.helm import CHART, NAMESPACE, RELEASE, named, of_kind, pods, rendered, with_values
 
 VALUES = """
 jobs: {batchSize: 16, ranksPerWorker: 2, slots: 3, maxPixels: 1000000}
@@ -161,6 +163,25 @@ def test_the_store_syncs_always_and_asks_for_its_password(cluster: Cluster) -> N
         assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "always")
         assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
         assert client.keys("headrace*"), "the coordinator keeps its records here"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) is not installed")
+def test_the_nodes_directory_is_prepared_with_two_capabilities(tmp_path: Path) -> None:
+    """The init container's command under its own user, group and capabilities; also when the directory is there already."""
+    spec = next(spec for name, _, spec in pods(rendered("gpu-daemonset")) if "worker" in name)
+    (prepare,) = spec["initContainers"]
+    context, worker = prepare["securityContext"], spec["securityContext"]
+    capabilities = ",".join(["-all", *(f"+{name.lower()}" for name in context["capabilities"]["add"])])
+    user = ["setpriv", "--reuid", str(context["runAsUser"]), "--regid", str(context["runAsGroup"]), "--clear-groups"]
+    place = tmp_path / "headrace"
+    command = [str(place) if word == "/run/headrace" else word for word in prepare["command"]]
+    place.mkdir(mode=0o755)  # as a kubelet makes it
+    for _ in range(2):
+        subprocess.run([*user, f"--bounding-set={capabilities}", "--no-new-privs", *command], check=True, timeout=60)
+        found = place.stat()
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (worker["runAsUser"], context["runAsGroup"], 0o2750)
+        assert found.st_gid in worker["supplementalGroups"]
 
 
 def run_script(cluster: Cluster, owner: str) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,8 @@ import pytest
 from headrace.client.transports.local import LocalLink
 from headrace.core.errors import ConfigInvalid
 from headrace.telemetry.socket_trust import VARIABLE, explained
+from headrace.testing.demo_dataset import make_demo_dataset
+from headrace.testing.processes import free_address, start_program, start_service
 from headrace.wire import messages
 from headrace.wire.messages import Hello
 from headrace.worker import socket_dir
@@ -128,6 +130,55 @@ def test_a_directory_that_was_made_for_the_worker_is_used(shared: Path) -> None:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
         assert told(run_as(CONNECT, made / "w.sock", TRAINER, [GROUP], str(WORKER))) == (0, "connected")
+
+
+# A whole worker and a whole trainer, of two users: what they load late is loaded early, see BEFORE.
+WORK = """
+import os, sys
+from headrace.worker import app
+from headrace.worker.engines import registry
+registry.create("cpu", 1).close()
+os.setgroups([61050]); os.setgid(61001); os.setuid(61001)
+app.main(sys.argv[1:])
+"""
+TRAIN = """
+import importlib, os, pkgutil, sys
+import headrace, headrace.client
+for module in pkgutil.walk_packages(headrace.client.__path__, "headrace.client."):
+    if "iterators" not in module.name: importlib.import_module(module.name)
+os.setgroups([int(sys.argv[1])]); os.setgid(61002); os.setuid(61002)
+with headrace.connect(sys.argv[2]) as client:
+    job = client.job("j" + sys.argv[1], dataset=sys.argv[3], batch_size=16)
+with job.stream(epochs=1, transport="shm") as stream:
+    for epoch in stream.epochs():
+        seen = [int(batch.pixels.sum()) for batch in stream]
+print("saw", len(seen), all(seen))
+"""
+
+
+@needs_root
+def test_batches_pass_between_users_through_memory(shared: Path) -> None:
+    """The descriptor of the worker's memory crosses to another user, who maps it; one outside the group is told why not."""
+    make_demo_dataset(shared / "dataset", samples=32, shards=1)
+    for path in (shared / "dataset", *(shared / "dataset").iterdir()):
+        path.chmod(0o755)
+    grpc, admin = free_address(), free_address()
+    arguments = ["coordinator", "--store", "memory://", "--grpc-address", grpc, "--admin-address", admin]
+    coordinator = start_service("coordinator", arguments, shared / "coordinator.log")
+    flags = ["--coordinator", grpc, "--grpc-address", "127.0.0.1:0", "--metrics-address", ""]
+    flags += ["--socket-dir", str(shared / "sockets"), "--socket-group", str(GROUP)]
+    worker = start_program("worker", [sys.executable, "-c", WORK, *flags], shared / "worker.log")
+    try:
+        worker.wait_until(lambda: "registered" in worker.log.read_text(), "registered", 60)
+        environment = {**os.environ, VARIABLE: str(WORKER)}
+        for group, wanted in ((GROUP, "saw 2 True"), (TRAINER, f"supplementalGroups: [{GROUP}] in Kubernetes")):
+            command = [sys.executable, "-c", TRAIN, str(group), grpc, str(shared / "dataset")]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+            assert wanted in done.stdout + done.stderr, done.stderr
+            assert (done.returncode == 0) == (group == GROUP)
+    finally:
+        worker.stop()
+        coordinator.stop()
 
 
 def test_without_a_group_all_is_as_before(tmp_path: Path) -> None:
