@@ -121,7 +121,9 @@ def _panel(panel: Panel) -> AnyPanel:
             made = stat.Panel().reduce_options(_last()).graph_mode(kinds.BigValueGraphMode.NONE)
             words = kinds.BigValueTextMode.NAME if panel.kind == "name" else kinds.BigValueTextMode.VALUE_AND_NAME
             made.text_mode(words).color_mode(kinds.BigValueColorMode.VALUE)
-    made.title(panel.title).description(panel.description).datasource(_SOURCE).unit(panel.unit).min(0)
+    made.title(panel.title).description(panel.description).datasource(_SOURCE).unit(panel.unit)
+    if panel.least is not None:
+        made.min(panel.least)
     if panel.most is not None:
         made.max(panel.most)
     if panel.nothing:

@@ -44,6 +44,7 @@ class Panel:
     kind: Kind = "lines"
     width: int = 12
     height: int = 8
+    least: float | None = 0
     most: float | None = None
     warn: float | None = None
     alarm: float | None = None
@@ -138,7 +139,7 @@ OVERVIEW = Row(
             "Share of the time of all chosen ranks, by cause. High: that stage limits the training; "
             "docs/metrics.md lists what each cause is.",
             "percentunit",
-            (Query(f"sum by (cause) ({WAITS}) / scalar(sum({ELAPSED}))", "{{cause}}"),),
+            (Query(f"sum by (cause) ({WAITS}) / on () group_left () (sum({ELAPSED}) > 0)", "{{cause}}"),),
             "stack",
         ),
         Panel(

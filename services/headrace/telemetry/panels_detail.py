@@ -338,6 +338,14 @@ SERVICES = Row(
             nothing="no TLS",
         ),
         Panel(
+            "The store's clock less each coordinator's",
+            "Leases go by the store's. High, or far below 0: certificates and job tokens may be refused as "
+            "too old or not yet valid.",
+            "s",
+            (Query(f"max by (instance) (headrace_store_clock_skew_seconds{{{FLEET}}})", "{{instance}}"),),
+            least=None,
+        ),
+        Panel(
             "Certificates read again",
             "In the last hour, `ok` or `refused`. High `refused`: what is being written cannot be used, and "
             "the one before will end.",

@@ -29,7 +29,7 @@ body{margin:0;padding:12px;background:#f4f5f5;font:13px/1.35 system-ui,'DejaVu S
 h1{font-size:17px;margin:2px 0 10px} main{position:relative} main>div{position:absolute;box-sizing:border-box}
 section{height:100%;box-sizing:border-box;background:#fff;border:1px solid #d5d7da;padding:8px 10px;overflow:hidden}
 h3{margin:0;font-size:14px} .what{margin:1px 0 6px;color:#666;font-size:11px;line-height:1.3}
-.none{color:#1a7f37;font-size:20px;text-align:center;margin-top:30px}
+.none{color:#555;font-size:20px;text-align:center;margin-top:30px}
 .numbers{display:flex;flex-wrap:wrap;justify-content:center;gap:10px 34px;padding-top:6px}
 .number{text-align:center} .number b{display:block;font-size:40px;line-height:1.1} .number span{color:#444}
 .name{font-size:20px;font-weight:600;line-height:1.3;margin:6px 4px;width:100%}
