@@ -16,6 +16,7 @@ Light: numpy and the standard library; gRPC is imported by `connect`, torch and 
 
 from headrace.client.batch import Batch, Substitution
 from headrace.client.connect import Client, Job, connect
+from headrace.client.diagnose import diagnose
 from headrace.client.stream import Stream, StreamStats
 from headrace.core import errors
 from headrace.core.errors import HeadraceError
@@ -63,5 +64,6 @@ __all__ = [
     "Substitution",
     "VerticalFlip",
     "connect",
+    "diagnose",
     "errors",
 ]

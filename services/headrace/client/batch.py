@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from headrace.core.batch import BAD_REASONS, PADDED, SUBSTITUTED, BatchMeta
 from headrace.core.errors import BatchReleased
 from headrace.wire import slot_format
-from headrace.wire.meta_head import MetaHead, read_labels, read_status
+from headrace.wire.meta_head import MetaHead, read_labels, read_milestones, read_status
 from headrace.wire.slot_format import SlotHeader
 
 
@@ -142,6 +142,11 @@ class Batch:
     def worker(self) -> str:
         """Worker that made it."""
         return self._meta.worker
+
+    @property
+    def milestones(self) -> dict[str, float]:
+        """When it passed each of core.batch.MILESTONES, in seconds on its worker's monotonic clock."""
+        return read_milestones(self._data)
 
     @property
     def dtype(self) -> str:

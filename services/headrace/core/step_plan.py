@@ -46,7 +46,7 @@ class Stages:
             if not 0 <= value < math.inf:
                 raise ConfigInvalid(f"{field.name} must be a time of at least 0, not {value}", field=field.name)
         if not self.step_s + self.copy_s:
-            raise ConfigInvalid("the training step must take some time: give step_s", field="step_s")
+            raise ConfigInvalid("the training step must take some time: say how long it takes", field="step_s")
 
 
 @dataclass(frozen=True, slots=True)
