@@ -11,6 +11,7 @@ from tests.chart.helm import CHART, HELMS, attempt
 
 NO_TLS = "tls: {mode: 'off'}\n"
 TRAINER = "exampleTrainer: {enabled: true, dataset: /d, tokenSecret: {name: t}"
+LONG = "fullnameOverride: a-name-of-thirty-six-characters-here\n"
 
 # values -> what is said
 IMPOSSIBLE = {
@@ -34,6 +35,8 @@ IMPOSSIBLE = {
     "workers: {cpu: {sockets: {mode: claim}}}": "sockets.claim is empty",
     "workers: {cpu: {kind: DaemonSet, sockets: {mode: claim, claim: c}}}": "one claim is one node's volume",
     "workers: {cpu: {kind: DaemonSet}}": "set sockets.mode to hostPath, or kind to Deployment",
+    LONG + "workers: {cpu: {sockets: {mode: hostPath, path: /var/run/headrace/of/one/team1}}}": "a socket's path would have 108",
+    "ipv6: true": "no IPv6 range, so no data could be read",
     "workers: {cpu: {gpus: 1}}": "nothing says on which nodes",
     "workers: {cpu: {memory: {limit: 1Gi}}}": "Raise the limit, or lower jobs.ranksPerWorker",
     "exampleTrainer: {enabled: true}": "name what `headrace index` has indexed",

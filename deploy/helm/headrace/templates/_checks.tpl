@@ -14,6 +14,11 @@
 {{- range $name, $class := $classes -}}
 {{- include "headrace.checkClass" (dict "root" $ "name" $name "class" $class) -}}
 {{- end -}}
+{{- if and $v.ipv6 $v.networkPolicy.enabled -}}
+{{- if not (regexMatch "cidr: [\"']?[0-9a-f]*:" (toYaml $v.networkPolicy.data)) -}}
+{{- fail "ipv6 is on, and networkPolicy.data has no IPv6 range, so no data could be read: add {ipBlock: {cidr: \"::/0\", except: [\"fe80::/10\", \"fd00:ec2::/32\"]}}" -}}
+{{- end -}}
+{{- end -}}
 {{- include "headrace.checkTrainer" (dict "root" . "classes" $classes) -}}
 {{- if and $v.monitoring.dashboards (not (.Files.Glob "files/dashboards/*.json")) -}}
 {{- fail "monitoring.dashboards is on, and this copy of the chart has no files/dashboards: take a whole one" -}}
@@ -88,6 +93,13 @@
 {{- end -}}
 {{- if and (eq $class.kind "DaemonSet") (eq $sockets.mode "off") -}}
 {{- fail (printf "workers.%s is a DaemonSet without sockets: beside the trainers it would serve them over the network; set sockets.mode to hostPath, or kind to Deployment" .name) -}}
+{{- end -}}
+{{- if ne $sockets.mode "off" -}}
+{{- /* A pod's name: the workload's and up to 17 characters. The kernel takes 107 bytes. */ -}}
+{{- $longest := printf "%s/sockets/%s-worker-%s-0123456789-abcde.sock" $sockets.path (include "headrace.fullname" .root) .name -}}
+{{- if gt (len $longest) 107 -}}
+{{- fail (printf "workers.%s: a socket's path would have %d characters, and the kernel takes 107: shorten sockets.path, the class's name, or set fullnameOverride" .name (len $longest)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (gt (int $class.gpus) 0) (not $class.nodeSelector) (not $class.tolerations) (not $class.affinity) -}}
 {{- fail (printf "workers.%s asks for GPUs, and nothing says on which nodes: set nodeSelector, affinity or tolerations" .name) -}}
