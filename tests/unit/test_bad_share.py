@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.client.options import StreamOptions
-from headrace.core.bad_share import AHEAD_S, LEAST_SAMPLES, first_keys, stop_index, too_many, why
+from headrace.core.bad_share import AHEAD_S, LEAST_SAMPLES, first_keys, paced, ready_to_judge, stop_index, too_many, why
 from headrace.core.errors import SpecInvalid, TooManyBadSamples
-from headrace.core.events import BadSample, Note, Progress
+from headrace.core.events import BadSample, Note, Observe, Progress
 from headrace.core.job import JobSpec, Stop, StreamState
 from headrace.core.pipeline_spec import CenterCrop, PipelineSpec
 from headrace.core.records import RankRecord, SessionRecord, encode, rank_from_bytes, session_from_bytes
@@ -66,19 +66,32 @@ def test_the_words_name_reasons_keys_and_what_to_do() -> None:
 
 
 def test_all_ranks_stop_ahead_of_the_furthest() -> None:
-    ranks = [RankRecord(1, "n", 0, consumed=consumed, elapsed_s=10.0) for consumed in (90, 100)]
+    ranks = [RankRecord(1, "n", 0, consumed=consumed, speed=consumed / 10) for consumed in (90, 100)]
     assert stop_index(ranks) == 101 + 10 * AHEAD_S
-    assert stop_index([RankRecord(1, "n", 0, consumed=5)]) == 6
+
+
+def test_a_rank_is_as_fast_as_it_ever_was_between_two_reports() -> None:
+    """A minute of compiling and a second at ten steps a second are ten steps a second."""
+    rank = RankRecord(1, "n", 0)
+    for elapsed_s, consumed in ((20.0, 1), (60.0, 1), (60.2, 3), (61.0, 11), (61.01, 12), (62.0, 15), (90.0, 15)):
+        rank = paced(replace(rank, elapsed_s=elapsed_s, consumed=consumed))
+    assert (rank.speed, rank.spans) == (10.0, 3)
+    assert stop_index([rank, RankRecord(1, "n", 0)]) == 16 + 10 * AHEAD_S
+    assert rank_from_bytes(encode(rank)) == rank
+    assert ready_to_judge(2, [rank, RankRecord(1, "n", 0)])
+    assert not ready_to_judge(2, [rank]), "the other may know of a stop that the store lost"
+    assert not ready_to_judge(1, [replace(rank, spans=2)])
 
 
 # --- the coordinator's verdict ---------------------------------------------------------------------------------------
 
 
 def report(rank: int, consumed: int, samples: int, bad: int) -> Progress:
+    """One batch a second."""
     told = (BadSample(0, rank, f"key-{rank}", "truncated"),) if bad else ()
     counts = (("truncated", bad),) if bad else ()
     return Progress(
-        1, rank, f"n{rank}", None, consumed, 0, elapsed_s=consumed / 10, bad=told, samples=samples, bad_counts=counts
+        1, rank, f"n{rank}", None, consumed, 0, elapsed_s=float(consumed), bad=told, samples=samples, bad_counts=counts
     )
 
 
@@ -86,6 +99,9 @@ def test_the_coordinator_judges_the_sum_and_names_one_index_once() -> None:
     world = World(replace(JOB, samples=100_000))
     world.open(world=2)
     world.form(world=2, epochs=9)
+    for consumed in range(6):
+        world.do(report(0, consumed, 100 * consumed, 10 * consumed))
+        world.wait(1.0)
     world.do(report(0, 6, 600, 60))
     world.tick()
     assert world.state.session is not None and world.state.session.stop is None, "600 samples are too few to judge"
@@ -95,7 +111,7 @@ def test_the_coordinator_judges_the_sum_and_names_one_index_once() -> None:
     world.do(report(0, 12, 1200, 130))
     effects = world.tick()
     stop = world.state.session.stop
-    assert stop is not None and stop.index == 12 + 1 + 10 * AHEAD_S
+    assert stop is not None and stop.index == 12 + 1 + AHEAD_S
     assert "130 of the 2000" in stop.why and "'key-0'" in stop.why and "key-1" not in stop.why
     assert [e.event for e in effects if isinstance(e, Note)] == ["session_stops_for_bad_samples"]
     world.do(report(1, 20, 2000, 900))
@@ -107,12 +123,37 @@ def test_the_coordinator_judges_the_sum_and_names_one_index_once() -> None:
     assert world.state.session.stop is None, "another attempt begins anew"
 
 
+def test_a_stop_that_the_store_lost_comes_back_from_the_ranks() -> None:
+    world = World(replace(JOB, samples=1_000_000))
+    world.open(world=2)
+    known = world.form(world=2, epochs=9)
+    for consumed in range(1, 14):
+        for rank in range(2):
+            world.do(report(rank, consumed, 100 * consumed, 10 * consumed))
+        world.tick()
+    assert world.state.session is not None
+    stop = world.state.session.stop
+    assert stop is not None
+    world.state = replace(world.state, session=None, ranks={})
+    for consumed in range(14, 20):  # a rank that had not heard speaks first
+        world.do(replace(report(0, consumed, 100 * consumed, 10 * consumed), known=known))
+        world.tick()
+        assert world.state.session.stop is None, "the other may know more"
+    world.do(replace(report(1, 19, 1900, 190), known=known, stop=stop))
+    world.tick()
+    assert world.state.session.stop == stop
+    world.do(Observe(1, 0, "n0", known, stop=Stop(stop.index + 5, "later")))
+    assert world.state.session.stop == stop
+    world.do(Observe(1, 0, "n0", known, stop=Stop(stop.index - 5, "sooner")))
+    assert world.state.session.stop == Stop(stop.index - 5, "sooner"), "of two the lower counts"
+
+
 def test_records_of_an_older_version_have_no_stop_and_no_counts() -> None:
     record = SessionRecord(1, 1, 0, 3, 1, StreamState())
     old = {name: value for name, value in json.loads(encode(record)).items() if not name.startswith("stop")}
     assert session_from_bytes(json.dumps(old).encode()) == record
     rank = RankRecord(1, "n", 0)
-    names = ("samples", "bad", "bad_keys")
+    names = ("samples", "bad", "bad_keys", "paced_from", "speed", "spans")
     old = {name: value for name, value in json.loads(encode(rank)).items() if name not in names}
     assert rank_from_bytes(json.dumps(old).encode()) == rank
 

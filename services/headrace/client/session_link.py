@@ -210,7 +210,12 @@ class SessionLink:
             samples=snapshot.images,
             bad_counts=[pb.BadCount(reason=reason, count=count) for reason, count in snapshot.bad_counts.items()],
             troubles=[_trouble_to_proto(trouble) for trouble in status.troubles],
+            **self._stop_known(),
         )
+
+    def _stop_known(self) -> dict[str, Any]:
+        stop = self.stop
+        return {} if stop is None else {"stop_index": stop.index, "stop_why": stop.why}
 
     def _leave(self) -> None:
         """One last report each 1000 bad samples, then the rank is given back. Failing that, the claim lapses by itself."""
@@ -239,8 +244,8 @@ class SessionLink:
     # --- headrace-watch ----------------------------------------------------------------------------------------------
 
     def _watch_until_stop(self) -> None:
-        request = pb.WatchSessionRequest(id=self._id, session=self._descriptor)
         while not self._stop.is_set():
+            request = pb.WatchSessionRequest(id=self._id, session=self._descriptor, **self._stop_known())
             number, stub = self._rpc.current()
             try:
                 self._watched_replica = number
@@ -267,7 +272,7 @@ class SessionLink:
         self._newest = table.endpoints
         self._tables += 1
         self.intake.update(table)
-        if table.stop is not None and self.stop is None:
+        if table.stop is not None and (self.stop is None or table.stop.index < self.stop.index):
             self.stop = table.stop  # before the look at what was consumed: the trainer counts first and looks then
             log.warning("session_stops", index=table.stop.index, why=table.stop.why, **self._ids)
             if self._progress.consumed >= table.stop.index:  # it may be waiting for a batch that is not to be had any more

@@ -8,7 +8,7 @@ from headrace.core import limits
 from headrace.core.batch import BAD_REASONS
 from headrace.core.errors import ProtocolMismatch, SpecInvalid
 from headrace.core.events import Adopt, BadSample, Join, Leave, Observe, Progress
-from headrace.core.job import ATTEMPT_BOUND, NAME_PATTERN, Session
+from headrace.core.job import ATTEMPT_BOUND, NAME_PATTERN, Session, Stop
 from headrace.core.records import LaneTrouble, WorkerRecord
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
@@ -55,7 +55,15 @@ def observe_of(request: pb.WatchSessionRequest) -> Observe:
     """A watch."""
     check_id(request.id)
     known = convert.session_from_proto(request.session) if request.HasField("session") else None
-    return Observe(request.id.attempt, request.id.rank, request.id.nonce, known)
+    return Observe(request.id.attempt, request.id.rank, request.id.nonce, known, stop=_stop_of(request))
+
+
+def _stop_of(request: pb.WatchSessionRequest | pb.ReportProgressRequest) -> Stop | None:
+    if not request.HasField("stop_index"):
+        return None
+    limits.at_most(request.stop_index, _LARGEST - 1, "index at which a rank stops", job=request.id.job)
+    why = limits.text(request.stop_why, "the reason why a rank stops", limits.ERROR_CHARS, job=request.id.job)
+    return Stop(request.stop_index, why)
 
 
 def progress_of(request: pb.ReportProgressRequest) -> Progress:
@@ -100,6 +108,7 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
         samples=request.samples,
         bad_counts=tuple((item.reason, item.count) for item in request.bad_counts),
         bad=tuple(BadSample(bad.epoch, bad.sample, bad.key[:MAX_KEY_CHARS], bad.reason) for bad in request.bad_samples),
+        stop=_stop_of(request),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.core.errors import HeadraceError
-from headrace.core.job import JobSpec, Session, StreamState
+from headrace.core.job import JobSpec, Session, Stop, StreamState
 from headrace.core.records import JobRecord, LaneRecord, LaneTrouble, RankRecord, SessionRecord, WorkerRecord
 
 
@@ -80,13 +80,14 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Observe:
-    """A rank watches; known: its session, from which lost records are rebuilt."""
+    """A rank watches; known: its session, from which lost records are rebuilt. stop: where it is to stop, as far as it knows."""
 
     attempt: int
     rank: int
     nonce: str
     known: Session | None
     tokens: tuple[str, ...] = ()
+    stop: Stop | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class BadSample:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A rank's report: totals of its session, but for `bad`: samples that it has not told yet."""
+    """A rank's report: totals of its session, but for `bad`: samples that it has not told yet. stop: see Observe."""
 
     attempt: int
     rank: int
@@ -121,6 +122,7 @@ class Progress:
     tokens: tuple[str, ...] = ()
     samples: int = 0
     bad_counts: tuple[tuple[str, int], ...] = ()
+    stop: Stop | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,8 @@ class RankRecord:
     """A rank's claim and, once its session formed, its cursors and numbers (totals of the session).
 
     waiting_s: of the wait that goes on now, which wait_s does not count yet. samples: handed over, without padding. bad:
-    (reason, how many of them). bad_keys: the first few.
+    (reason, how many of them). bad_keys: the first few. paced_from: (consumed, elapsed_s) from where its speed is measured next;
+    speed: the highest so far, batches/s, of so many spans of time with a batch (core.bad_share).
     """
 
     attempt: int
@@ -115,6 +116,9 @@ class RankRecord:
     samples: int = 0
     bad: tuple[tuple[str, int], ...] = ()
     bad_keys: tuple[str, ...] = ()
+    paced_from: tuple[int, float] = (0, 0.0)
+    speed: float = 0.0
+    spans: int = 0
 
     def alive(self, now_us: int) -> bool:
         """True while its client polls or reports."""
@@ -230,6 +234,7 @@ def rank_from_bytes(data: bytes) -> RankRecord:
     fields["troubles"] = tuple(LaneTrouble(**_known(LaneTrouble, trouble)) for trouble in fields.get("troubles", ()))
     fields["bad"] = tuple((reason, count) for reason, count in fields.get("bad", ()))
     fields["bad_keys"] = tuple(fields.get("bad_keys", ()))
+    fields["paced_from"] = tuple(fields.get("paced_from", (0, 0.0)))
     return RankRecord(**fields)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace.core.bad_share import first_keys
+from headrace.core.bad_share import first_keys, paced, with_stop
 from headrace.core.epoch_plan import check_plan
 from headrace.core.errors import (
     EngineUnsupported,
@@ -207,8 +207,8 @@ def _member(state: JobState, attempt: int, rank: int, nonce: str) -> tuple[Sessi
 
 def _observe(state: JobState, event: Observe) -> tuple[JobState, Sequence[Effect]]:
     state, effects = _heal(state, event.known, event.attempt, event.tokens)
-    _member(state, event.attempt, event.rank, event.nonce)
-    return state, effects
+    session, _ = _member(state, event.attempt, event.rank, event.nonce)
+    return replace(state, session=with_stop(session, event.stop)), effects
 
 
 def _progress(state: JobState, event: Progress, now_us: int, rules: Rules) -> tuple[JobState, Sequence[Effect]]:
@@ -218,7 +218,8 @@ def _progress(state: JobState, event: Progress, now_us: int, rules: Rules) -> tu
             job=state.name, rank=event.rank, attempt=event.attempt,
         )  # fmt: skip
     state, effects = _heal(state, event.known, event.attempt, event.tokens)
-    _, record = _member(state, event.attempt, event.rank, event.nonce)
+    session, record = _member(state, event.attempt, event.rank, event.nonce)
+    state = replace(state, session=with_stop(session, event.stop))
     old = record or RankRecord(event.attempt, event.nonce, 0)
     new = replace(
         old,
@@ -240,6 +241,7 @@ def _progress(state: JobState, event: Progress, now_us: int, rules: Rules) -> tu
             samples=event.samples,
             bad=event.bad_counts,
         )
+        new = paced(new)
     if event.bad:
         new = replace(new, bad_keys=first_keys(old.bad_keys, (bad.key for bad in event.bad)))
         effects.append(RecordBad(event.bad))

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headrace.core.bad_share import first_keys, stop_index, too_many, why
+from headrace.core.bad_share import first_keys, ready_to_judge, stop_index, too_many, why
 from headrace.core.events import Effect, JobState, LaneMoved, Note, Rules
 from headrace.core.join import form, pin, window
 from headrace.core.lease import TOKEN_AHEAD_US, Fleet, deal, fleet_for, next_token
@@ -78,7 +78,7 @@ def _judge(state: JobState) -> tuple[JobState, Sequence[Effect]]:
     job, session, members = state.job, state.session, _members(state)
     assert job is not None
     assert session is not None
-    if session.stop_index >= 0 or not members:
+    if session.stop_index >= 0 or not ready_to_judge(session.world, members):
         return state, ()
     samples, reasons = sum(rank.samples for rank in members), Counter[str]()
     for rank in members:

@@ -13,6 +13,7 @@ from headrace.client.progress import Bad, Progress
 from headrace.client.rpc import CoordinatorRpc
 from headrace.client.session_link import SessionLink
 from headrace.client.transports.protocol import IntakeStatus, LaneTrouble
+from headrace.coordinator.requests import progress_of
 from headrace.core.epoch_plan import lane_count
 from headrace.core.errors import TooManyBadSamples
 from headrace.core.job import JobSpec, LaneTable, Session, Stop
@@ -85,4 +86,9 @@ def test_a_stop_reaches_a_rank_that_already_waits_for_a_batch_beyond_it(link: Se
         intake.take(7, 5.0)
     assert (caught.value.job, caught.value.rank) == ("job", 0)
     link._take_table(table(Stop(99, "other")))
-    assert link.stop == Stop(7, "rotten"), "the first word counts"
+    assert link.stop == Stop(7, "rotten"), "of two the lower counts"
+    report = link._report_message(progress.snapshot())
+    assert (report.stop_index, report.stop_why) == (7, "rotten"), "a store that lost it is healed"
+    assert progress_of(report).stop == Stop(7, "rotten")
+    link._take_table(table(Stop(5, "sooner")))
+    assert link.stop == Stop(5, "sooner")

@@ -110,12 +110,16 @@ class JoinSessionResponse(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., awaited: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WatchSessionRequest(_message.Message):
-    __slots__ = ("id", "session")
+    __slots__ = ("id", "session", "stop_index", "stop_why")
     ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    STOP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STOP_WHY_FIELD_NUMBER: _ClassVar[int]
     id: RankId
     session: Session
-    def __init__(self, id: _Optional[_Union[RankId, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
+    stop_index: int
+    stop_why: str
+    def __init__(self, id: _Optional[_Union[RankId, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., stop_index: _Optional[int] = ..., stop_why: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
     __slots__ = ("worker", "incarnation", "node", "grpc", "socket")
@@ -178,7 +182,7 @@ class BadCount(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ReportProgressRequest(_message.Message):
-    __slots__ = ("id", "session", "consumed", "committed", "wait_s", "wait_by_cause", "elapsed_s", "transport", "bad_samples", "batches_remade", "node", "waiting_s", "troubles", "samples", "bad_counts")
+    __slots__ = ("id", "session", "consumed", "committed", "wait_s", "wait_by_cause", "elapsed_s", "transport", "bad_samples", "batches_remade", "node", "waiting_s", "troubles", "samples", "bad_counts", "stop_index", "stop_why")
     ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +198,8 @@ class ReportProgressRequest(_message.Message):
     TROUBLES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BAD_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STOP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STOP_WHY_FIELD_NUMBER: _ClassVar[int]
     id: RankId
     session: Session
     consumed: int
@@ -209,7 +215,9 @@ class ReportProgressRequest(_message.Message):
     troubles: _containers.RepeatedCompositeFieldContainer[LaneTrouble]
     samples: int
     bad_counts: _containers.RepeatedCompositeFieldContainer[BadCount]
-    def __init__(self, id: _Optional[_Union[RankId, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., consumed: _Optional[int] = ..., committed: _Optional[int] = ..., wait_s: _Optional[float] = ..., wait_by_cause: _Optional[_Iterable[_Union[WaitByCause, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., transport: _Optional[str] = ..., bad_samples: _Optional[_Iterable[_Union[BadSample, _Mapping]]] = ..., batches_remade: _Optional[int] = ..., node: _Optional[str] = ..., waiting_s: _Optional[float] = ..., troubles: _Optional[_Iterable[_Union[LaneTrouble, _Mapping]]] = ..., samples: _Optional[int] = ..., bad_counts: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ...) -> None: ...
+    stop_index: int
+    stop_why: str
+    def __init__(self, id: _Optional[_Union[RankId, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., consumed: _Optional[int] = ..., committed: _Optional[int] = ..., wait_s: _Optional[float] = ..., wait_by_cause: _Optional[_Iterable[_Union[WaitByCause, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., transport: _Optional[str] = ..., bad_samples: _Optional[_Iterable[_Union[BadSample, _Mapping]]] = ..., batches_remade: _Optional[int] = ..., node: _Optional[str] = ..., waiting_s: _Optional[float] = ..., troubles: _Optional[_Iterable[_Union[LaneTrouble, _Mapping]]] = ..., samples: _Optional[int] = ..., bad_counts: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ..., stop_index: _Optional[int] = ..., stop_why: _Optional[str] = ...) -> None: ...
 
 class LaneTrouble(_message.Message):
     __slots__ = ("lane", "worker", "token", "waited", "connected", "reason")
