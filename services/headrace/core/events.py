@@ -80,7 +80,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Observe:
-    """A rank watches; known: its session, from which lost records are rebuilt. stop: where it is to stop, as far as it knows."""
+    """A rank watches; known: its session, from which lost records are rebuilt. stop: where it is to stop, if it knows."""
 
     attempt: int
     rank: int

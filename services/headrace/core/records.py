@@ -94,7 +94,7 @@ class RankRecord:
     """A rank's claim and, once its session formed, its cursors and numbers (totals of the session).
 
     waiting_s: of the wait that goes on now, which wait_s does not count yet. samples: handed over, without padding. bad:
-    (reason, how many of them). bad_keys: the first few. paced_from: (consumed, elapsed_s) from where its speed is measured next;
+    (reason, how many of them). bad_keys: the first few. paced_from: (consumed, elapsed_s) whence its speed is measured;
     speed: the highest so far, batches/s, of so many spans of time with a batch (core.bad_share).
     """
 
