@@ -35,7 +35,7 @@ IMPOSSIBLE = {
     "workers: {cpu: {sockets: {mode: claim}}}": "sockets.claim is empty",
     "workers: {cpu: {kind: DaemonSet, sockets: {mode: claim, claim: c}}}": "one claim is one node's volume",
     "workers: {cpu: {kind: DaemonSet}}": "set sockets.mode to hostPath, or kind to Deployment",
-    LONG + "workers: {cpu: {sockets: {mode: hostPath, path: /var/run/headrace/of/one/team1}}}": "a socket's path would have 108",
+    LONG + "workers: {cpu: {sockets: {mode: hostPath, path: /var/run/headrace/of/one/team1}}}": "s path would have 108",
     "ipv6: true": "no IPv6 range, so no data could be read",
     "workers: {cpu: {gpus: 1}}": "nothing says on which nodes",
     "workers: {cpu: {memory: {limit: 1Gi}}}": "Raise the limit, or lower jobs.ranksPerWorker",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from typing import Any
@@ -73,9 +74,16 @@ def closed(schema: Any) -> Any:
     return [closed(value) for value in schema] if isinstance(schema, list) else schema
 
 
+@functools.cache
+def validator(version: str, kind: str) -> Any:
+    """Of a kind's schema; built once, since that takes a second."""
+    schema = closed(getattr(importlib.import_module(MODELS[version]), kind).model_json_schema(by_alias=True))
+    return jsonschema.validators.validator_for(schema)(schema)
+
+
 def check_custom(item: dict[str, Any]) -> None:
-    model = getattr(importlib.import_module(MODELS[item["apiVersion"]]), item["kind"])
-    jsonschema.validate(item, closed(model.model_json_schema(by_alias=True)))
+    """Raises ValidationError."""
+    validator(item["apiVersion"], item["kind"]).validate(item)
 
 
 @every_set
