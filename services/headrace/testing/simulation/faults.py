@@ -25,10 +25,12 @@ class Faults:
             (self._worker_killed, 4),
             (self._worker_paused, 4),
             (self._worker_stopped, 1),
+            (self._worker_gone, 2),
             (self._replica_killed, 2),
             (self._replica_paused, 2),
             (self._trainer_killed, 2),
             (self._trainer_paused, 2),
+            (self._job_started_anew, 2),
             (self._store_down, 2),
             (self._bad_weather, 3),
             (self._cut, 3),
@@ -43,6 +45,8 @@ class Faults:
             self._kinds.append((self._store_clock_set, 3))
         # Each run has its own mix, so that some runs are nothing but one kind of trouble.
         self._kinds = [(kind, weight) for kind, weight in self._kinds if self._rng.random() < 0.7] or self._kinds
+        if self._rng.random() < 0.15:  # a launcher that starts its job over and over
+            self._kinds.append((self._job_started_anew, 60))
 
     async def run(self) -> None:
         """Break things for as long as the scenario says."""
@@ -102,6 +106,15 @@ class Faults:
         if not self._world.workers[name].host.alive:
             self._world.start_worker(name)
 
+    def _worker_gone(self) -> None:
+        """It never comes back; one of them always does."""
+        world = self._world
+        worker = self._rng.choice(list(world.workers.values()))
+        if worker.host.alive and len(world.gone) + 1 < len(world.workers):
+            world.trace.fault("worker gone for good", worker=worker.name)
+            world.gone.add(worker.name)
+            worker.host.kill()
+
     def _worker_paused(self) -> None:
         worker = self._rng.choice(list(self._world.workers.values()))
         if worker.host.alive and not worker.host.paused:
@@ -153,6 +166,11 @@ class Faults:
         hosts = [host for host in self._trainers() if not host.paused]
         if hosts:
             self._pause(self._rng.choice(hosts), self._for_s(), "trainer paused")
+
+    def _job_started_anew(self) -> None:
+        launcher = self._rng.choice(self._world.launchers)
+        if launcher.overtake():
+            self._world.trace.fault("job started anew beside itself", job=launcher.job.spec.name)
 
     # --- the store ------------------------------------------------------------------------------------------------------
 

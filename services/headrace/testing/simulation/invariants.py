@@ -3,19 +3,21 @@ message that a rank takes, each batch that it is handed, each commit; bounds of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from headrace.client.batch import Batch
+from headrace.coordinator.ledger import WORKERS
 from headrace.coordinator.store import Key, Stored, Table
 from headrace.core import records
 from headrace.core.arrivals import Arrival, Verdict
 from headrace.core.batch import SUBSTITUTED
 from headrace.core.job import Session
 from headrace.core.records import LaneRecord, RankRecord, SessionRecord
+from headrace.core.session_plan import resume_point
 from headrace.testing.simulation.oracle import Oracle, Place
 from headrace.testing.simulation.store import SimulatedStore, Writes
 from headrace.testing.simulation.trace import Trace
@@ -24,11 +26,13 @@ from headrace.testing.simulation.worker import BAD_SAMPLE, WorkerProcess, has_ba
 
 # Messages of one connection that may wait, beside those of its window.
 SLACK = 8
+# In peace, from the end of a worker's heartbeats to the next pass and its write.
+MOVED_S = 2.5
 
 
 @dataclass
 class Life:
-    """What the monitor knows of one rank's session. start: where it must begin. newest: tokens by lane, told or taken."""
+    """What the monitor knows of one rank's session. start: where it must begin. newest: tokens by lane that it was told."""
 
     job: str
     rank: int
@@ -53,6 +57,7 @@ class Monitor:
         self._holders: dict[tuple[str, int, int, int], str] = {}
         self.most_workers = 0
         self.lanes: dict[str, int] = {}
+        self.oracles: dict[str, Oracle] = {}
         self.most_world: dict[str, int] = {}
 
     def _check(self, name: str, holds: bool, text: Callable[[], str]) -> None:
@@ -75,7 +80,7 @@ class Monitor:
             elif kind == "ranks":
                 self._rank(store, job, key, old, records.rank_from_bytes(data))
             elif kind == "main" and key.field == "session":
-                self._session(job, old, records.session_from_bytes(data))
+                self._session(store, job, old, records.session_from_bytes(data))
 
     def _lane(self, job: str, number: int, stored: Stored | None, new: LaneRecord) -> None:
         old = records.lane_from_bytes(stored.data) if stored else LaneRecord()
@@ -114,7 +119,7 @@ class Monitor:
                 ),
             )
 
-    def _session(self, job: str, stored: Stored | None, new: SessionRecord) -> None:
+    def _session(self, store: SimulatedStore, job: str, stored: Stored | None, new: SessionRecord) -> None:
         old = records.session_from_bytes(stored.data) if stored else None
         if old is None:
             return
@@ -128,6 +133,35 @@ class Monitor:
                 old.epochs,
             )
             self._check("session_stays_as_formed", same and new.window >= old.window, lambda: f"{job}: {old} -> {new}")
+
+        if new.attempt > old.attempt and old.formed:
+            self._falls_back(store, job, old, new)
+
+    def _falls_back(self, store: SimulatedStore, job: str, old: SessionRecord, new: SessionRecord) -> None:
+        """An attempt goes on from what all ranks of the one before have committed at the moment at which it begins."""
+        found = store._tables.get(Table(f"job:{job}", "ranks"), {})
+        ranks = [records.rank_from_bytes(found[str(rank)].data) if str(rank) in found else None for rank in range(old.world)]
+        least = min(rank.committed if rank is not None and rank.attempt == old.attempt else 0 for rank in ranks)
+        oracle = self.oracles[job]
+        wanted = oracle.after(Place(old.epoch, old.first), old.world, least)
+        begins = Place(*resume_point(oracle.spec, new.fallback))
+        where = f"{job}: {old} -> {new}"
+        self._check("begins_after_the_commit", begins == wanted, lambda: f"{where}, {ranks}: {begins}, not {wanted}")
+
+    def dead_owners(self, store: SimulatedStore, jobs: Iterable[str], quiet_s: float) -> None:
+        """In peace no lane stays with a worker that died. quiet_s: so long has a replica known that silence is death."""
+        most_s = MOVED_S + 10 * store.wait_s
+        workers = {name: records.worker_from_bytes(each.data) for name, each in store._tables.get(WORKERS, {}).items()}
+        over = [name for name, worker in workers.items() if worker.alive_until_us + most_s * 1e6 < store.now_us()]
+        for job in jobs if over and quiet_s > most_s else ():
+            main = store._tables.get(Table(f"job:{job}", "main"), {}).get("session")
+            if main is not None and records.session_from_bytes(main.data).formed:
+                lanes = store._tables.get(Table(f"job:{job}", "lanes"), {}).values()
+                self._no_lane_of(over, job, [records.lane_from_bytes(each.data) for each in lanes])
+
+    def _no_lane_of(self, over: list[str], job: str, lanes: list[LaneRecord]) -> None:
+        held = [lane for lane in lanes if lane.owner in over]
+        self._check("lanes_leave_the_dead", not held, lambda: f"{job}: {held}, though {over} died")
 
     # --- ranks ----------------------------------------------------------------------------------------------------------
 
@@ -149,7 +183,15 @@ class Monitor:
         self._check(
             "one_owner_per_token", first == maker, lambda: f"{who}: token {arrival.token} by processes {first} and {maker}"
         )
-        life.newest[lane] = max(newest, arrival.token)
+
+    def first_copy(self, life: Life, before: object, arrival: Arrival, verdict: Verdict) -> None:
+        """Another copy of a batch that is here is not taken: the trainer may have the first one in hand."""
+        second = isinstance(before, Arrival) and verdict is Verdict.ACCEPTED
+        self._check("first_copy_stays", not second, lambda: f"rank {life.rank} of {life.job}: {before}, then {arrival}")
+
+    def believes(self, worker: str, key: tuple[str, int], held: Mapping[int, int], told: Mapping[int, int]) -> None:
+        """After a heartbeat's answer a worker holds no lease but what it says. held, told: tokens by lane."""
+        self._check("no_lease_outlives_its_end", held.items() <= told.items(), lambda: f"{worker}, {key}: {held}, told {told}")
 
     def handed(self, life: Life, rank: Rank, batch: Batch, store: SimulatedStore) -> None:
         """A batch was handed to the trainer."""

@@ -33,6 +33,7 @@ class Attempt:
         self.state = state
         self.done = 0
         self.failed = asyncio.Event()
+        self.overtaken = False
         self._arrived: dict[int, int] = {}
         self._gates: dict[int, asyncio.Event] = {}
 
@@ -75,6 +76,7 @@ class Launcher:
         """Until an attempt ends well."""
         monitor = self.world.monitor
         monitor.lanes[self.job.spec.name] = lanes_of(self.job)
+        monitor.oracles[self.job.spec.name] = self.oracle
         monitor.most_world[self.job.spec.name] = max(self.job.worlds)
         while not self.finished:
             attempt = Attempt(len(self.attempts) + 1, self._rng.choice(self.job.worlds), None)
@@ -83,6 +85,8 @@ class Launcher:
             self.attempts.append(attempt)
             self._start(attempt)
             await attempt.failed.wait()
+            if self.job.numbered and self.world.faulty and self._rng.random() < 0.4:
+                await self._start_again(attempt)
             if attempt.done == attempt.world:
                 self.finished = True
                 self.world.trace.note("job_done", job=self.job.spec.name, attempts=len(self.attempts))
@@ -90,10 +94,33 @@ class Launcher:
             await asyncio.sleep(self._rng.uniform(0.0, 1.0))
             self._end(attempt)
 
+    def overtake(self) -> bool:
+        """Somebody starts the job anew while its ranks are at work; False where it has no numbers for that."""
+        attempt = self.attempts[-1] if self.attempts else None
+        if self.finished or not self.job.numbered or attempt is None or attempt.failed.is_set():
+            return False
+        if not any(life.handed for life, _ in self.ranks if life.number == attempt.number):
+            return False
+        attempt.overtaken = True
+        attempt.failed.set()
+        return True
+
+    async def _start_again(self, attempt: Attempt) -> None:
+        """A rank that died comes back in its own attempt, as a container does whose node restarts it: it must be refused."""
+        dead = [life.rank for life, rank in self.ranks if life.number == attempt.number and not rank.host.alive]
+        if dead and not attempt.overtaken:
+            await asyncio.sleep(self._rng.uniform(3.0, 9.0))  # the claim of the one before lapses meanwhile
+            number = self._rng.choice(dead)
+            self.world.trace.fault("rank started again in its attempt", job=self.job.spec.name, rank=number)
+            self._start_rank(attempt, number)
+            await asyncio.sleep(2.0)
+
     def _end(self, attempt: Attempt) -> None:
         """The ranks that are left are killed; now and then one is forgotten, paused, and wakes up later."""
         for life, rank in self.ranks:
             if life.number == attempt.number and rank.host.alive:
+                if attempt.overtaken:
+                    continue  # the next attempt ends it
                 if self.world.faulty and self._rng.random() < 0.2:
                     self.world.trace.fault("trainer left behind", rank=rank.host.name)
                     rank.host.pause()
@@ -104,13 +131,16 @@ class Launcher:
 
     def _start(self, attempt: Attempt) -> None:
         for number in range(attempt.world):
-            host = self.world.host(f"{self.job.spec.name}.{attempt.number}.r{number}", self.world.node_clock_s)
-            nonce = f"n{self.world.number()}"
-            rank = host.call(Rank, host, self.world.network, self.world.replicas, self.world.trace, nonce)
-            life = Life(self.job.spec.name, number, attempt.number, attempt.world, 0, self.oracle, Place(0, 0), [])
-            self.ranks.append((life, rank))
-            host.on_death.append(partial(self._died, attempt, life))
-            host.start(self._train(attempt, life, rank), "train")
+            self._start_rank(attempt, number)
+
+    def _start_rank(self, attempt: Attempt, number: int) -> None:
+        host = self.world.host(f"{self.job.spec.name}.{attempt.number}.r{number}", self.world.node_clock_s)
+        nonce = f"n{self.world.number()}"
+        rank = host.call(Rank, host, self.world.network, self.world.replicas, self.world.trace, nonce)
+        life = Life(self.job.spec.name, number, attempt.number, attempt.world, 0, self.oracle, Place(0, 0), [])
+        self.ranks.append((life, rank))
+        host.on_death.append(partial(self._died, attempt, life))
+        host.start(self._train(attempt, life, rank), "train")
 
     @staticmethod
     def _died(attempt: Attempt, life: Life) -> None:
@@ -119,7 +149,9 @@ class Launcher:
 
     async def _train(self, attempt: Attempt, life: Life, rank: Rank) -> None:
         try:
-            await self._session(attempt, life, rank)
+            if not await self._session(attempt, life, rank):
+                self.world.loop.call_soon(rank.host.kill)
+                return
             life.finished = True
             attempt.done += 1
             if attempt.done == attempt.world:
@@ -130,7 +162,8 @@ class Launcher:
                 await rank.leave()
         self.world.loop.call_soon(rank.host.kill)
 
-    async def _session(self, attempt: Attempt, life: Life, rank: Rank) -> None:
+    async def _session(self, attempt: Attempt, life: Life, rank: Rank) -> bool:
+        """Train to the end; False if it was told to stop on the way."""
         job, monitor, store = self.job, self.world.monitor, self.world.store
         number = attempt.number if job.numbered else 0
         options = StreamOptions(life.rank, attempt.world, job.epochs, number, wait_deadline_s=WAIT_S, join_deadline_s=JOIN_S)
@@ -153,8 +186,13 @@ class Launcher:
                 await attempt.meet(life.handed)
             if life.handed % job.commit_every == 0 or life.handed == len(life.steps):
                 self._commit(attempt, formed, life, rank)
+            if attempt.overtaken and self._rng.random() < 0.3:  # SIGTERM: a last checkpoint, while the next attempt begins
+                self._commit(attempt, formed, life, rank)
+                await rank.leave()
+                return False
         monitor.handed_all(life)
         await rank.leave()
+        return True
 
     async def _next(self, life: Life, rank: Rank) -> Any:
         """The next batch. While there are faults it may take as long as it likes; in peace, no longer than what must lapse."""
@@ -186,7 +224,9 @@ class Launcher:
         judge, lane_of = arrivals.ready, intake._lane_of
 
         def ready(arrival):  # type: ignore[no-untyped-def]
+            before = arrivals.get(arrival.index)
             verdict = judge(arrival)
+            self.world.monitor.first_copy(life, before, arrival, verdict)
             peer = links.by_number(arrival.link)
             link: Any = peer.link if peer is not None else None
             maker = link.socket.peer.host.serial if link is not None else 0
@@ -205,7 +245,7 @@ class Launcher:
         life.steps = self.oracle.steps(formed.start, attempt.world)
         trace.note("session", job=life.job, attempt=session.attempt, rank=life.rank, start=formed.start, steps=len(life.steps))
         known = self.formed.get(session.attempt)
-        if known is not None and (not store.forgot or known.start == formed.start):
+        if known is not None and (not store.forgot or (known.start, known.session.world) == (formed.start, session.world)):
             monitor.agrees(life, known.session, session)
             return known
         if self.job.explicit and attempt.state is not None:

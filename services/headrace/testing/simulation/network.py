@@ -86,15 +86,15 @@ class Network:
             return self._rng.uniform(0.05, weather.slow_s)
         return self._rng.expovariate(1.0) * weather.delay_s
 
-    def way_s(self, one: str, other: str) -> float | None:
-        """How long a message takes; None if it never arrives."""
+    def way_s(self, one: str, other: str, more_s: float = 0.0) -> float | None:
+        """How long a message takes; None if it never arrives. more_s: mean of what it waits for at its end."""
         if self.cut_until_s(one, other) > self.loop.time():
             self._trace.faults["message cut off"] += 1
             return None
         if self.weather.lost and self._rng.random() < self.weather.lost:
             self._trace.faults["message lost"] += 1
             return None
-        return self.delay_s()
+        return self.delay_s() + (self._rng.expovariate(1.0) * more_s if more_s else 0.0)
 
     def repeats(self) -> bool:
         """True if a message shall arrive twice."""

@@ -49,6 +49,7 @@ class Scenario:
     """One run.
 
     every_s: between heartbeats, and between ticks. faults_s: from the begin on. store_clock_jumps: it is set in between.
+    store_s: mean of what a request waits for at the store.
     """
 
     seed: int
@@ -63,6 +64,7 @@ class Scenario:
     fault_every_s: float
     store_forgets: bool
     store_clock_jumps: bool
+    store_s: float
 
 
 def _job(rng: random.Random, number: int, faults_s: float) -> JobScenario:
@@ -91,7 +93,7 @@ def _job(rng: random.Random, number: int, faults_s: float) -> JobScenario:
     step_s = rng.choice((0.3, 0.6, 0.9)) * faults_s / (epochs * a_epoch)
     explicit = rng.random() < 0.4
     return JobScenario(
-        spec, Facts(f"hash{number}", samples), epochs, tuple(worlds), step_s, explicit or rng.random() < 0.5, explicit,
+        spec, Facts(f"hash{number}", samples), epochs, tuple(worlds), step_s, explicit or rng.random() < 0.7, explicit,
         rng.random() < 0.3, rng.choice((1, 2, 5, 10)),
     )  # fmt: skip
 
@@ -116,6 +118,7 @@ def scenario(seed: int) -> Scenario:
         fault_every_s=rng.choice((0.7, 1.5, 3.0)),
         store_forgets=forgets,
         store_clock_jumps=not forgets and rng.random() < 0.5,
+        store_s=rng.choice((0.0, 0.0, 0.1, 0.4)),
     )
 
 

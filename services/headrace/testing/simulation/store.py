@@ -27,12 +27,16 @@ COPY_EVERY_S = 0.25
 
 
 class SimulatedStore(MemoryStore):
-    """clock_s: how far its clock is ahead. on_write: called with what is about to be written."""
+    """clock_s: how far its clock is ahead. wait_s: mean of what a request waits for before it is done.
+
+    on_write: called with what is about to be written.
+    """
 
     def __init__(self, host: Host, trace: Trace, on_write: Callable[[SimulatedStore, Writes], None]) -> None:
         super().__init__(self.now_us)
         self.host = host
         self.clock_s = 0.0
+        self.wait_s = 0.0
         self.up = True
         self.forgot = 0  # times that it lost something
         self.emptied = False
@@ -124,7 +128,7 @@ class StoreClient:
     async def _request(self, ask: Callable[[], Awaitable[T]], again: bool = False) -> T:
         loop = self._network.loop
         answer: asyncio.Future[T] = loop.create_future()
-        there_s = self._network.way_s(self._host.name, self._store.host.name)
+        there_s = self._network.way_s(self._host.name, self._store.host.name, self._store.wait_s)
         if there_s is not None:
             loop.call_later(there_s, self._apply, ask, answer, context=_NOBODY)
             if again and self._network.repeats():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,6 +143,13 @@ class SimulatedLeaseLoop(LeaseLoop):
     network: Network
     host: Host
     replicas: dict[str, Replica]
+    on_told: Callable[[tuple[str, int], dict[int, int], dict[int, int]], None]
+
+    async def _take_over(self, answer: Any) -> None:
+        await super()._take_over(answer)
+        told = {(each.job, each.attempt): dict(zip(each.lanes, each.tokens, strict=True)) for each in answer.leases}
+        for key, work in self._sessions.by_key.items():
+            self.on_told(key, {lane: lease.token for lane, lease in work.leases.items()}, told.get(key, {}))
 
     def _stub(self, address: str) -> Any:
         replica = self.replicas[address]
@@ -158,6 +166,7 @@ class WorkerProcess:
     def __init__(
         self, host: Host, name: str, incarnation: str, *, node: Node, replicas: dict[str, Replica], rng: random.Random,
         trace: Trace, trouble: Callable[[], str], opens: Callable[[], bool], in_flight: int, speed: float,
+        on_told: Callable[[str, tuple[str, int], dict[int, int], dict[int, int]], None],
     ) -> None:  # fmt: skip
         self.host = host
         self.name = name
@@ -186,6 +195,7 @@ class WorkerProcess:
             toolbox=Toolbox(engine, open_source, linger_s=5.0),
             stats=stats,
         )
+        self.leases.on_told = partial(on_told, name)
         self.leases.network, self.leases.host, self.leases.replicas = node.network, host, replicas
         node.listeners[self.endpoint.socket] = (host, self._accept)
         host.on_death.append(self._died)

@@ -43,6 +43,7 @@ class World:
         self.node_clock_s = rng.uniform(-HOUR_S, HOUR_S)
         self.monitor = Monitor(trace)
         self.store = SimulatedStore(self.host("store"), trace, self.monitor.write)
+        self.store.wait_s = scenario.store_s
         self.monitor.most_workers = scenario.workers
         self.facts = {job.spec.dataset: job.facts for job in scenario.jobs}
         self.replicas: dict[str, Replica] = {}
@@ -50,6 +51,7 @@ class World:
         self.reads = ""
         self.opens = True
         self.faulty = True
+        self.gone: set[str] = set()  # workers that nobody starts again
         self.healed_s = math.inf
         self._numbers = itertools.count(1)
         self.launchers = [Launcher(self, job, random.Random(f"{scenario.seed} {job.spec.name}")) for job in scenario.jobs]  # noqa: S311
@@ -78,7 +80,9 @@ class World:
         self.trace.note("replica_starts", name=name)
 
     def start_worker(self, name: str) -> None:
-        """Start or restart a worker."""
+        """Start or restart a worker, unless it is gone for good."""
+        if name in self.gone:
+            return
         host = self.host(name, self.node_clock_s)
 
         def make() -> WorkerProcess:
@@ -86,6 +90,7 @@ class World:
             return WorkerProcess(
                 host, name, f"{name}-{self.number()}", node=self.node, replicas=self.replicas, rng=self.rng, trace=self.trace,
                 trouble=lambda: self.reads, opens=lambda: self.opens, in_flight=self.scenario.in_flight, speed=speed,
+                on_told=self.monitor.believes,
             )  # fmt: skip
 
         self.workers[name] = host.call(make)
@@ -117,9 +122,15 @@ class World:
         return self.loop.time() - self.healed_s
 
     async def _look(self) -> None:
+        sighted_s = 0.0
         while True:
             ranks = [pair for launcher in self.launchers for pair in launcher.ranks]
             self.monitor.bounds(self.store, ranks, self.workers.values())
+            if all(replica.board._blind for replica in self.replicas.values()):
+                sighted_s = self.loop.time()  # silence says nothing yet to any of them
+            if not self.faulty:
+                running = [launcher.job.spec.name for launcher in self.launchers if not launcher.finished]
+                self.monitor.dead_owners(self.store, running, self.loop.time() - max(self.healed_s, sighted_s))
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _stuck(self) -> str:
