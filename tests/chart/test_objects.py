@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.chart.helm import CHART, NAMESPACE, ROOT, SETS, containers, matches, named, of_kind, pods, rendered, with_values
 
@@ -302,10 +304,6 @@ def test_what_scales_is_there_and_has_no_replicas_of_its_own() -> None:
 
 
 def test_rules_and_dashboards_are_the_files() -> None:
-    import json
-
-    import yaml
-
     objects = rendered("monitored")
     (rule,) = of_kind(objects, "PrometheusRule")
     wanted = [
@@ -319,3 +317,4 @@ def test_rules_and_dashboards_are_the_files() -> None:
     assert found.keys() == files.keys()
     for name, text in found.items():
         assert json.loads(text) == json.loads(files[name].read_text())
+        assert len(text.encode()) < 900_000, "a ConfigMap holds 1 MiB"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.chart.helm import CHART, HELMS, NAMESPACE, RELEASE, ROOT, SETS, kubernetes_of, rendered, run
+from tests.chart.helm import CHART, HELMS, HIGHEST, NAMESPACE, RELEASE, ROOT, SETS, kubernetes_of, parsed, rendered, run
 
 # Kinds of others, as packages have them.
 MODELS = {
@@ -112,6 +114,20 @@ def test_names_are_unique_and_short_enough(values: str) -> None:
     # A pod of a StatefulSet, and what Deployments put behind a name, must stay a DNS label of 63.
     assert max(len(name) for _, name in names) <= 52
     assert {item["metadata"].get("namespace", NAMESPACE) for item in rendered(values)} == {NAMESPACE}
+
+
+@pytest.mark.parametrize("version", HELMS)
+def test_a_packed_chart_is_the_same(version: str, tmp_path: Path) -> None:
+    """Nothing that the templates read is left out by .helmignore."""
+    packed = run(version, "package", str(CHART), "--destination", str(tmp_path))
+    assert packed.returncode == 0, packed.stderr
+    (archive,) = tmp_path.iterdir()
+    values = str(CHART / "ci/monitored.yaml")
+    result = run(version, "template", RELEASE, str(archive), "-n", NAMESPACE, "-f", values, "--kube-version", HIGHEST)
+    assert result.returncode == 0, result.stderr
+    assert parsed(result.stdout) == rendered("monitored", version)
+    with tarfile.open(archive) as files:
+        assert not [name for name in files.getnames() if "/ci/" in name]
 
 
 def test_long_names_are_cut() -> None:
