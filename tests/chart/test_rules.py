@@ -149,3 +149,8 @@ def test_the_check_finds_names_that_do_not_exist(expr: str) -> None:
 def test_the_check_lets_sound_names_pass() -> None:
     assert not strangers('histogram_quantile(0.9, sum by (le) (rate(headrace_store_request_seconds_bucket{pod="a"}[5m])))')
     assert not strangers('sum by (cause) (namespace_job_rank_cause:headrace_rank_wait_seconds:rate5m{job="a"})')
+
+
+def test_the_overview_lists_every_alert() -> None:
+    listed = re.findall(r"^\| \[(\w+)\]", (ROOT / "docs/monitoring.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(alert["alert"] for alert in ALERTS)

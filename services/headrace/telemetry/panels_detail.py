@@ -85,10 +85,10 @@ LEASES = Row(
     (
         Panel(
             "Lanes moved, by why",
-            "Lanes given to another worker, an hour. High `lost`: workers die; `lagged`: they are too slow; "
+            "Lanes given to another worker. High `lost`: workers die; `lagged`: they are too slow; "
             "`unreached`: ranks cannot connect.",
-            "suffix: /h",
-            (Query(f"3600 * {own('rate', 'headrace_lane_moves_total', 'reason')}", "{{reason}}"),),
+            "suffix: lanes/min",
+            (Query(f"60 * {own('rate', 'headrace_lane_moves_total', 'reason')}", "{{reason}}"),),
         ),
         Panel(
             "Lanes, and those without a worker",

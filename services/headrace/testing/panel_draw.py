@@ -119,8 +119,13 @@ def _nice(value: float, unit: str) -> float:
     return next(float(step * power) for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
-def _steps(step: float, most: float) -> list[float]:
-    return [step * number for number in range(round(most / step) + 1)]
+def _axis(lowest: float, highest: float, most: float | None, unit: str) -> tuple[float, float, float]:
+    """(least, most, step) of a value axis: from 0, or below what lies below; to the panel's own most where that is near."""
+    if most is not None and most / 2 < highest <= most and lowest >= 0:
+        return 0.0, most, most / _TICKS
+    wide = max(highest, 0.0) - min(lowest, 0.0)
+    step = _nice(wide / _TICKS, unit) if wide > 1e-12 else 1.0
+    return step * math.floor(min(lowest, 0.0) / step), max(step, step * math.ceil(max(highest, 0.0) / step)), step
 
 
 def _stacks(series: list[Series]) -> list[tuple[Series, Series]]:
@@ -141,10 +146,8 @@ def _chart(series: list[Series], span: tuple[float, float], settings: dict[str, 
     stacked = settings["custom"].get("stacking", {}).get("mode") == "normal"
     left, right, bottom, top = 78, 10, 20, 6
     layers = _stacks(series) if stacked else [(one, one) for one in series]
-    highest = max((v for _, one in layers for _, v in one.points if not math.isnan(v)), default=0.0)
-    step = _nice(max(highest, 1e-6) / _TICKS, unit)
-    most = most if most is not None and highest > most / 2 else step * math.ceil(max(highest, 1e-6) / step)
-    ticks = [most * number / _TICKS for number in range(_TICKS + 1)] if most == settings.get("max") else _steps(step, most)
+    values = [v for _, one in layers for _, v in one.points if not math.isnan(v)]
+    least, most, step = _axis(min(values, default=0.0), max(values, default=0.0), settings.get("max"), unit)
     on_axis = "short" if unit.startswith("suffix:") or unit == "reqps" else unit  # the legend has it in full
     begin, end = span
 
@@ -152,10 +155,10 @@ def _chart(series: list[Series], span: tuple[float, float], settings: dict[str, 
         return left + (t - begin) / (end - begin) * (width - left - right)
 
     def y(value: float) -> float:
-        return height - bottom - min(1.0, max(0.0, value / most)) * (height - bottom - top)
+        return height - bottom - min(1.0, max(0.0, (value - least) / (most - least))) * (height - bottom - top)
 
     parts = []
-    for value in ticks:
+    for value in (least + step * number for number in range(round((most - least) / step) + 1)):
         label = html.escape(amount(value, on_axis))
         parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}" class="grid"/>')
         parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{label}</text>')
@@ -174,13 +177,13 @@ def _chart(series: list[Series], span: tuple[float, float], settings: dict[str, 
                 line = f'x1="{x(t0):.1f}" y1="{y(v0):.1f}" x2="{x(t1):.1f}" y2="{y(v1):.1f}"'
                 parts.append(f'<line {line} stroke="{colour}" stroke-width="1.6" stroke-linecap="round"/>')
     picture = f'<svg width="{width}" height="{height}">{"".join(parts)}</svg>'
-    return picture + _legend(series, unit)
+    return picture + _legend(series, unit, end - gap)
 
 
-def _legend(series: list[Series], unit: str) -> str:
+def _legend(series: list[Series], unit: str, ended_s: float) -> str:
     items = [
         f'<span><i style="background:{PALETTE[number % len(PALETTE)]}"></i>{html.escape(one.name)} '
-        f"<b>{html.escape(amount(one.last, unit))}</b></span>"
+        f"<b>{html.escape(amount(one.last, unit)) if one.points[-1][0] > ended_s else 'ended'}</b></span>"
         for number, one in enumerate(series[:_LEGEND_MOST])
     ]
     more = f"<span>and {len(series) - _LEGEND_MOST} more</span>" if len(series) > _LEGEND_MOST else ""
