@@ -54,12 +54,12 @@ class CoordinatorSettings(SecuritySettings):
     store_deadline_s: float = Field(2.0, gt=0, le=60, description="How long one request to the store may take.")
     # What is written makes a tick at once; only silence waits for one, and that is counted in seconds.
     tick_s: float = Field(1.0, ge=0.05, le=10, description="How often each job in use is looked at.")
-    heartbeat_s: float = Field(1.0, ge=0.05, le=60, description="How often workers shall send heartbeats.")
-    # Three heartbeats: two may be lost or late.
+    # Two heartbeats may be lost: the third after the last one heard comes 0.6 s before its time is up.
+    heartbeat_s: float = Field(0.8, ge=0.05, le=60, description="How often workers shall send heartbeats.")
     worker_ttl_s: float = Field(
         3.0, ge=0.2, le=600, description="A worker that was silent for so long is dead; its lanes move."
     )
-    # Five reports of a rank.
+    # A rank reports each second, or every other one while all is well: one report may be lost.
     rank_ttl_s: float = Field(
         5.0, ge=0.2, le=600, description="A rank that was silent for so long may be claimed by another client."
     )
@@ -100,8 +100,8 @@ class CoordinatorSettings(SecuritySettings):
     @field_validator("worker_ttl_s")
     @classmethod
     def _heartbeats_fit(cls, value: float, info: ValidationInfo) -> float:
-        if value < 2 * info.data.get("heartbeat_s", 0.0):
-            raise ValueError("must be at least twice heartbeat_s, or one late heartbeat would cost a worker its lanes")
+        if value < 2.5 * info.data.get("heartbeat_s", 0.0):
+            raise ValueError("must be at least 2.5 times heartbeat_s, or one lost heartbeat would cost a worker its lanes")
         return value
 
     @property

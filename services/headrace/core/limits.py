@@ -32,7 +32,7 @@ REQUEST_BYTES = 4 << 20
 ANSWER_BYTES = 32 << 20
 # Calls at a time on one connection: a rank has three, a worker one; a proxy may bundle many.
 STREAMS_A_CONNECTION = 1000
-# Ranks of a job: far above any cluster; a session's records are read twice a second.
+# Ranks of a job: far above any cluster; a session's records are read each second.
 WORLD = 65_536
 # Lanes of a job: design section 5.
 LANES = 6144

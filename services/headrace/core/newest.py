@@ -13,7 +13,7 @@ def newest(name: Callable[[T], Hashable], most: int) -> Callable[[Callable[[byte
     """Decorator of a function that reads a record: equal bytes are not read again while they are the newest of their name.
 
     A cache of the least recently used would fill up with versions that nobody asks for any more: heartbeats change records
-    twice a second. name: of a record, whose older version goes. most: names; with one more all are forgotten.
+    about once a second. name: of a record, whose older version goes. most: names; with one more all are forgotten.
     """
 
     def decorate(read: Callable[[bytes], T]) -> Callable[[bytes], T]:

@@ -190,7 +190,7 @@ def _bar(incarnation: str, group: int, since_us: int, times: int = 1, *_: Any) -
     return incarnation, group, since_us, times
 
 
-# Cached by their bytes: a tick every half second would otherwise parse what has not changed.
+# Cached by their bytes: a tick each second would otherwise parse what has not changed.
 @lru_cache(maxsize=256)
 @reads("job")
 def job_from_bytes(data: bytes) -> JobRecord:
