@@ -149,6 +149,21 @@ class Plane:
         assert verdict is not Verdict.ACCEPTED or token >= newest, "a lease that was lost delivered"
         return True
 
+    def lie(self, link: Link, lane: int, ahead: int) -> bool:
+        """STARTED under a token above the newest of any lane, its own or not. False: a token that was never issued.
+
+        That ends its connection, as the intake would.
+        """
+        arrivals = self.ranks[link.rank].arrivals
+        window = range(arrivals.next, arrivals.next + self.window)
+        index = next((i for i in window if (i * self.world + link.rank) % self.lanes == lane), None)
+        if index is not None:
+            token = self.tokens[lane] + ahead
+            if arrivals.started(link.number, link.worker, index, token, self.clock_s) is Verdict.AHEAD:
+                self.cut(link)
+                return False
+        return True
+
     def cut(self, link: Link) -> None:
         """A connection ends; what is on the way is lost."""
         if link.alive:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.core.arrivals import Arrival
+from headrace.core.lease import TOKEN_AHEAD_US
 from tests.simulation.data_plane import Plane
 
 NAMES = ["w0", "w1", "w2"]
@@ -20,6 +21,7 @@ class ArrivalsMachine(RuleBasedStateMachine):
     @initialize(window=st.integers(1, 4))
     def start(self, window: int) -> None:
         self.plane = Plane(world=2, lanes=5, window=window, workers=3)
+        self.lies: list[tuple[str, int, int]] = []
 
     @rule(lane=some_lane, name=st.sampled_from([*NAMES, ""]))
     def lease(self, lane: int, name: str) -> None:
@@ -62,6 +64,13 @@ class ArrivalsMachine(RuleBasedStateMachine):
         if link:
             self.plane.cut(link)
 
+    @rule(name=some_name, lane=some_lane, ahead=st.sampled_from([1, 2, 1000, 2**60]))
+    def lie(self, name: str, lane: int, ahead: int) -> None:
+        """Under a token that may yet be issued it goes on with that for ever; of a lane that it may own or not."""
+        heard = [self.plane.lie(rank.links[name], lane, ahead) for rank in self.plane.ranks if name in rank.links]
+        if all(heard):
+            self.lies.append((name, lane, ahead))
+
     @rule(name=some_name, deliver=st.integers(0, 5))
     def kill_and_restart(self, name: str, deliver: int) -> None:
         self.plane.kill(name, deliver=deliver)
@@ -81,7 +90,7 @@ class ArrivalsMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "plane"))
     @rule()
     def settle(self) -> None:
-        """Faults stop: with one owner a lane and all told, every rank goes on, however odd the past was."""
+        """Faults stop, lies do not: with one owner a lane and all told, every rank goes on, however odd the past was."""
         plane = self.plane
         for lane in range(plane.lanes):
             if not plane.owners[lane]:
@@ -92,7 +101,11 @@ class ArrivalsMachine(RuleBasedStateMachine):
         for _ in range(40 * max(plane.window, 1)):
             for number in (0, 1):
                 plane.tell_rank(number)
-                for link in list(plane.ranks[number].links.values()):
+                links = plane.ranks[number].links
+                for name, lane, ahead in self.lies:
+                    if ahead < TOKEN_AHEAD_US and name in links:
+                        plane.lie(links[name], lane, ahead)
+                for link in list(links.values()):
                     while plane.deliver(link):
                         pass
                 plane.mend(number)

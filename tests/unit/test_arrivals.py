@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.arrivals import Arrival, Arrivals, Failure, Verdict
+from headrace.core.lease import TOKEN_AHEAD_US
 
 LANES = 4
+NOW_US = 1_790_000_000_000_000
 
 
 @pytest.fixture
@@ -32,16 +34,51 @@ def test_first_of_duplicates_stays(arrivals: Arrivals) -> None:
     assert arrivals.duplicates == 1
 
 
-@pytest.mark.parametrize("kind", ["started", "ready"])
-def test_a_lower_token_than_the_tables_or_a_messages_is_stale(arrivals: Arrivals, kind: str) -> None:
-    def say(token: int) -> Verdict:
-        return arrivals.started(1, "w1", 0, token, 0.0) if kind == "started" else arrivals.ready(batch(0, token))
+def say(arrivals: Arrivals, kind: str, token: int, worker: str = "w1", link: int = 1) -> Verdict:
+    """One producer's word on index 0."""
+    if kind == "started":
+        return arrivals.started(link, worker, 0, token, 0.0)
+    return arrivals.ready(batch(0, token, link, worker))
 
-    assert say(4) is Verdict.STALE
-    arrivals.started(2, "w2", 0, 9, 0.0)
-    assert say(8) is Verdict.STALE
-    assert say(9) is Verdict.ACCEPTED
+
+@pytest.mark.parametrize("kind", ["started", "ready"])
+def test_a_lower_token_than_the_newest_tables_is_stale(arrivals: Arrivals, kind: str) -> None:
+    assert say(arrivals, kind, 4) is Verdict.STALE
+    arrivals.table(["w2"] * LANES, [9] * LANES, 3, 0.0)
+    arrivals.table(["w1"] * LANES, [8] * LANES, 3, 0.0)
+    assert say(arrivals, kind, 8) is Verdict.STALE
+    assert say(arrivals, kind, 9, "w2") is Verdict.ACCEPTED
     assert arrivals.refused == (2 if kind == "ready" else 0)
+
+
+@pytest.mark.parametrize("kind", ["started", "ready"])
+@pytest.mark.parametrize("ahead", [1, TOKEN_AHEAD_US, TOKEN_AHEAD_US + 1, 2**64 - 1 - NOW_US])
+def test_no_word_of_a_producer_shuts_out_the_owner_that_the_table_names(arrivals: Arrivals, kind: str, ahead: int) -> None:
+    """Whoever says it, however high the token is, before and after the next table."""
+    arrivals.table(["w1"] * LANES, [NOW_US] * LANES, 3, 0.0, NOW_US)
+    never_issued = ahead > TOKEN_AHEAD_US
+    assert (say(arrivals, kind, NOW_US + ahead, "w2", 2) is Verdict.AHEAD) == never_issued
+    if not never_issued and kind == "ready":
+        arrivals.discard(0)
+    for token in (NOW_US, NOW_US + 7):
+        arrivals.table(["w1"] * LANES, [token] * LANES, 3, 1.0, token)
+        say(arrivals, "started", token - 7 + ahead, "w2", 2)
+        assert arrivals.started(1, "w1", 0, token, 1.0) is Verdict.ACCEPTED
+        assert arrivals.rolled_back() == []
+        assert arrivals.ready(batch(0, token)) is Verdict.ACCEPTED
+        arrivals.discard(0)
+
+
+def test_a_token_is_possible_for_a_day_beyond_the_stores_clock_and_the_newest_token(arrivals: Arrivals) -> None:
+    """Leases may be days old when a lane moves; and the store's clock may have been put back since they were given."""
+    arrivals.table(["w1"] * LANES, [5] * LANES, 3, 0.0, NOW_US)
+    assert say(arrivals, "started", NOW_US + TOKEN_AHEAD_US) is Verdict.ACCEPTED
+    assert say(arrivals, "started", NOW_US + TOKEN_AHEAD_US + 1) is Verdict.AHEAD
+    arrivals.table(["w1"] * LANES, [2 * NOW_US] * LANES, 3, 0.0, 7)
+    arrivals.table(["w1"] * LANES, [2 * NOW_US] * LANES, 3, 0.0, 8)
+    assert say(arrivals, "ready", 2 * NOW_US + TOKEN_AHEAD_US) is Verdict.ACCEPTED
+    assert say(arrivals, "ready", 2 * NOW_US + TOKEN_AHEAD_US + 1) is Verdict.AHEAD
+    assert not arrivals.withheld(1, 0), "its link ends, nothing is to be asked again on it"
 
 
 def test_an_accepted_batch_stays_when_the_token_rises_or_its_link_ends(arrivals: Arrivals) -> None:
@@ -94,6 +131,38 @@ def test_remade_counts_batches_begun_under_one_lease_and_delivered_under_another
     assert arrivals.started(4, "w1", 2, 5, 0.0) is Verdict.STALE, "but it was begun"
     arrivals.ready(batch(2, 6, link=2, worker="w2"))
     assert arrivals.remade == 2
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_remade_counts_what_is_read_of_only_after_the_batch_was_taken_by_its_mark(arrivals: Arrivals, released: bool) -> None:
+    """By the lease that delivered, or by another: once each."""
+    for index in range(3):
+        arrivals.ready(batch(index))
+    if released:
+        arrivals.release(3)
+    for index, token in ((0, 4), (0, 3), (0, 5), (1, 5), (2, 6), (2, 6)):
+        arrivals.started(2, "w2", index, token, 2.0)
+    assert arrivals.remade == 2
+
+
+def test_past_batches_are_not_remembered_for_ever() -> None:
+    arrivals = Arrivals(lambda index: index % LANES, LANES, 3)
+    arrivals.table(["w1"] * LANES, [5] * LANES, 3, 0.0)
+    for index in range(5000):
+        arrivals.ready(batch(index))
+        arrivals.release(index + 1)
+    assert len(arrivals._past) <= 1024
+    arrivals.started(2, "w2", 10, 4, 2.0)
+    arrivals.started(2, "w2", 4990, 4, 2.0)
+    assert arrivals.remade == 1
+
+
+def test_ready_after_its_mark_is_known_though_the_lane_moved_on_between(arrivals: Arrivals) -> None:
+    assert arrivals.ready(batch(0)) is Verdict.ACCEPTED
+    arrivals.table(["w2"] * LANES, [6] * LANES, 3, 1.0)
+    assert arrivals.ready(batch(0)) is Verdict.KNOWN
+    assert arrivals.ready(batch(0, link=2)) is Verdict.STALE, "another copy"
+    assert (arrivals.refused, arrivals.duplicates, arrivals.withheld(1, 0)) == (1, 0, False)
 
 
 def test_a_failure_counts_under_its_starts_token_and_until_that_is_outdated(arrivals: Arrivals) -> None:
@@ -160,11 +229,12 @@ def test_a_lane_whose_lease_the_store_forgot_is_named_until_it_is_leased_anew(ar
     assert arrivals.owner_since_s(0) == 3.0
 
 
-def test_a_token_that_only_a_producer_has_told_looks_forgotten_until_the_table_follows(arrivals: Arrivals) -> None:
-    arrivals.started(1, "w2", 1, 9, 1.0)
-    assert arrivals.rolled_back() == [1]
+def test_a_token_that_only_a_producer_has_told_is_no_lease_that_was_forgotten(arrivals: Arrivals) -> None:
+    assert arrivals.started(1, "w2", 1, 9, 1.0) is Verdict.ACCEPTED
+    assert arrivals.rolled_back() == []
     arrivals.table(["w1", "w2", "w1", "w1"], [5, 9, 5, 5], 3, 2.0)
     assert arrivals.rolled_back() == []
+    assert arrivals.ready(batch(1)) is Verdict.STALE
 
 
 def test_missing_is_what_the_window_lacks(arrivals: Arrivals) -> None:

@@ -5,8 +5,11 @@ A *link* is one connection to one producer and has a number that is never used a
 
 Why nothing is lost and nothing hangs:
 
-- A message is accepted only under a token that is not lower than the newest known for its lane (`STALE` otherwise), and
-  the first complete copy of an index stays (`DUPLICATE` otherwise). An accepted batch stays accepted when the token rises.
+- A message is accepted only under a token that is not lower than the newest that a lane table told for its lane (`STALE`
+  otherwise), and the first complete copy of an index stays (`DUPLICATE` otherwise). An accepted batch stays accepted when the
+  token rises.
+- Lane tables alone raise that token. A producer may know of a newer lease before we do, so what it says under a higher one is
+  taken, but it shuts nobody out: else anyone could, by a number, take a lane from its owner.
 - A producer sends an index once on a connection, and never one that HELLO said we have. So each link's *withheld* indexes
   are remembered: told as had, or refused. If one of them is needed after all and the link's producer owns its lane,
   `must_restart` says to connect anew: a producer's belief never outlives its connection.
@@ -21,12 +24,13 @@ from enum import Enum
 from typing import NamedTuple
 
 from headrace.core.errors import Ids
+from headrace.core.lease import TOKEN_AHEAD_US
 
 
 class Verdict(Enum):
     """What became of a message. LATE: below the lowest unreleased index. OUTSIDE: beyond the window or the session.
 
-    KNOWN: said of the very copy that was accepted before, by its mark in the slot.
+    KNOWN: said of the very copy that was accepted before, by its mark in the slot. AHEAD: under a token that was never issued.
     """
 
     ACCEPTED = "accepted"
@@ -35,6 +39,11 @@ class Verdict(Enum):
     KNOWN = "known"
     LATE = "late"
     OUTSIDE = "outside"
+    AHEAD = "ahead"
+
+
+# So many delivered batches are remembered, for a STARTED that is read after they were taken by their marks.
+_MOST_PAST = 1024
 
 
 class Arrival(NamedTuple):
@@ -86,13 +95,17 @@ class _Begun:
 
 @dataclass(slots=True)
 class _Index:
-    """What is known of one index that is not released. begun: link -> its STARTED. lowest, highest: tokens of all STARTED."""
+    """What is known of one index that is not released. begun: link -> its STARTED. lowest, highest: tokens of all STARTED.
+
+    remade: counted as such.
+    """
 
     begun: dict[int, _Begun] = field(default_factory=dict)
     lowest: int | None = None
     highest: int | None = None
     arrival: Arrival | None = None
     failure: Failure | None = None
+    remade: bool = False
 
 
 class Arrivals:
@@ -108,26 +121,30 @@ class Arrivals:
         self.window = window
         self.owners: list[str] = [""] * lanes
         self.tokens: list[int] = [0] * lanes
-        self._table_tokens: list[int] = [0] * lanes
+        self._most_token = TOKEN_AHEAD_US
         self._told_tokens: Sequence[int] = ()
         self._owner_since_s: list[float] = [0.0] * lanes
         self._known: dict[int, _Index] = {}
         self._withheld: dict[int, set[int]] = {}
+        self._past: dict[int, int] = {}
         self.refused = 0
         self.duplicates = 0
         self.remade = 0
 
-    def table(self, owners: Sequence[str], tokens: Sequence[int], window: int, now_s: float) -> bool:
-        """Take in a lane table; entries older than the known ones are passed over. True if the window grew (connect anew)."""
+    def table(self, owners: Sequence[str], tokens: Sequence[int], window: int, now_s: float, version: int = 0) -> bool:
+        """Take in a lane table; entries older than the known ones are passed over. True if the window grew (connect anew).
+
+        version: the store's time in microseconds, as tokens are.
+        """
         self._told_tokens = tokens
+        self._most_token = max(self._most_token, max(version, *tokens) + TOKEN_AHEAD_US)
         for lane, (owner, token) in enumerate(zip(owners, tokens, strict=True)):
-            if token < self._table_tokens[lane]:
+            if token < self.tokens[lane]:
                 continue
-            if owner != self.owners[lane] or token > self._table_tokens[lane]:
+            if owner != self.owners[lane] or token > self.tokens[lane]:
                 self._owner_since_s[lane] = now_s
             self.owners[lane] = owner
-            self._table_tokens[lane] = token
-            self.tokens[lane] = max(self.tokens[lane], token)
+            self.tokens[lane] = token
         grew = window > self.window
         self.window = max(self.window, window)
         return grew
@@ -149,23 +166,28 @@ class Arrivals:
             known = self._known.setdefault(index, _Index())
             known.lowest = token if known.lowest is None else min(token, known.lowest)
             known.highest = token if known.highest is None else max(token, known.highest)
+            self._count_remade(known)
         if verdict is Verdict.ACCEPTED:
             known.begun[link] = _Begun(worker, token, now_s)
+        if verdict is Verdict.LATE and self._past.get(index, token) != token:
+            del self._past[index]
+            self.remade += 1
         return verdict
 
     def ready(self, arrival: Arrival) -> Verdict:
         """A producer completed an index. Unless ACCEPTED the slot's content is not to be used."""
+        here = self._known[arrival.index].arrival if arrival.index in self._known else None
+        if here is not None and (here.link, here.token) == (arrival.link, arrival.token):
+            return Verdict.KNOWN  # also where its lane has moved on since
         verdict = self._judge(arrival.index, arrival.token)
         if verdict is Verdict.ACCEPTED:
-            known = self._known.setdefault(arrival.index, _Index())
-            if known.arrival is None:
+            if here is None:
+                known = self._known.setdefault(arrival.index, _Index())
                 known.arrival = arrival
                 known.failure = None
                 known.begun.pop(arrival.link, None)
-                self.remade += not {known.lowest, known.highest} <= {None, arrival.token}
+                self._count_remade(known)
                 return verdict
-            if (known.arrival.link, known.arrival.token) == (arrival.link, arrival.token):
-                return Verdict.KNOWN
             verdict = Verdict.DUPLICATE
             self.duplicates += 1
         self.refused += verdict is Verdict.STALE
@@ -225,9 +247,13 @@ class Arrivals:
         for index in sorted(self._known):
             if index >= self.next:
                 break
-            arrival = self._known.pop(index).arrival
-            if arrival is not None:
-                released.append(arrival)
+            known = self._known.pop(index)
+            if known.arrival is not None:
+                released.append(known.arrival)
+                if not known.remade:
+                    self._past[index] = known.arrival.token
+        while len(self._past) > _MOST_PAST:
+            del self._past[next(iter(self._past))]
         for withheld in self._withheld.values():
             if withheld:
                 withheld.difference_update([index for index in withheld if index < self.next])
@@ -283,8 +309,8 @@ class Arrivals:
     def rolled_back(self) -> list[int]:
         """Lanes whose token in the table that came last is lower than the newest known: the store forgot a lease.
 
-        Its owner's batches are refused here, for ever if nobody leases the lane anew. A table that is merely behind what a
-        producer said looks the same for a moment.
+        Its owner's batches are refused here, for ever if nobody leases the lane anew. An overtaken table looks the same for a
+        moment.
         """
         return [lane for lane, token in enumerate(self._told_tokens) if token < self.tokens[lane]]
 
@@ -302,22 +328,27 @@ class Arrivals:
         return self._owner_since_s[lane]
 
     def _judge(self, index: int, token: int) -> Verdict:
+        if token > self._most_token:
+            return Verdict.AHEAD
         if index < self.next:
             return Verdict.LATE
         lane = self.lane_of(index) if index < self.next + self.window else None
         if lane is None:
             return Verdict.OUTSIDE
-        if token < self.tokens[lane]:
-            return Verdict.STALE
-        self.tokens[lane] = token
-        return Verdict.ACCEPTED
+        return Verdict.STALE if token < self.tokens[lane] else Verdict.ACCEPTED
+
+    def _count_remade(self, known: _Index) -> None:
+        """Messages are read late where marks are taken: what was begun under another lease may be heard of afterwards."""
+        if known.arrival is not None and not known.remade and not {known.lowest, known.highest} <= {None, known.arrival.token}:
+            known.remade = True
+            self.remade += 1
 
     def _newest(self, index: int) -> int:
         lane = self.lane_of(index)
         return 0 if lane is None else self.tokens[lane]
 
     def _withhold(self, link: int, index: int, verdict: Verdict) -> None:
-        if verdict is not Verdict.LATE and verdict is not Verdict.OUTSIDE:
+        if verdict not in (Verdict.LATE, Verdict.OUTSIDE, Verdict.AHEAD):
             self._withheld.setdefault(link, set()).add(index)
 
     def _wanted_from(self, worker: str, index: int) -> bool:

@@ -28,6 +28,9 @@ log = structlog.get_logger()
 _SHM_ONLY = frozenset({"transport_unavailable", "disk_full", "protocol_mismatch", "internal"})
 # A worker's own trouble: it may free memory or be replaced; until then the wait's message says why.
 _MAY_PASS = frozenset({"disk_full", "internal"})
+# So many batches are taken from a link by their marks before its messages are read, by the thread that takes. Each batch sends
+# two, and a read takes up to 64: the rank keeps up with them at any rate, whoever else rests.
+_MOST_MARKS = 16
 # What every worker would say: it ends the session for this rank.
 _FOR_ALL = frozenset(
     {
@@ -136,23 +139,34 @@ class Connections:
         link = None if lane is None else self._links.local.get(self._arrivals.owners[lane])
         if lane is None or link is None or link.slab is None:
             return False
+        peer = self._links.by_number(link.number)
         found = slot_format.read_mark(link.slab.view(index))
         if found is None or found[0] != index or found[1] < self._arrivals.tokens[lane] or found[2] > link.slab.slot_bytes:
             return False
         if self._arrivals.withheld(link.number, index):
             return False
         arrival = Arrival(index, found[1], link.number, link.worker, link.slab.number, found[2], now_s)
-        return self._arrivals.ready(arrival) is Verdict.ACCEPTED
+        verdict = self._arrivals.ready(arrival)
+        link.marks += 1
+        if peer is not None and link.marks >= _MOST_MARKS:
+            self._read(peer, now_s)
+        if peer is not None and verdict is Verdict.AHEAD:
+            self._links.down(peer, ProtocolMismatch("a mark under a token that no coordinator can have issued"), now_s)
+        return verdict is Verdict.ACCEPTED
 
     def read_local(self, now_s: float) -> None:
         """What local workers have sent is looked at now; for the thread that takes."""
         for peer in list(self._links.peers.values()):
-            if peer.welcomed and isinstance(peer.link, LocalLink):
-                try:
-                    self.readable(peer, now_s)
-                except BaseException:  # a signal handler's, perhaps between a message and its meaning: HELLO asks for it again
-                    self._links.down(peer, PeerGone("interrupted while reading"), now_s)
-                    raise
+            if peer.welcomed:
+                self._read(peer, now_s)
+
+    def _read(self, peer: Peer, now_s: float) -> None:
+        if isinstance(peer.link, LocalLink):
+            try:
+                self.readable(peer, now_s)
+            except BaseException:  # a signal handler's, perhaps between a message and its meaning: HELLO asks for it again
+                self._links.down(peer, PeerGone("interrupted while reading"), now_s)
+                raise
 
     def _fetch_readable(self, now_s: float) -> None:
         try:
@@ -194,14 +208,14 @@ class Connections:
             case Ready():
                 self._ready(peer, link, message, now_s)
             case Started(index, token):
-                self._refuse_outside(self._arrivals.started(link.number, peer.worker, index, token, now_s), message)
+                self._refuse_impossible(self._arrivals.started(link.number, peer.worker, index, token, now_s), message)
             case Welcome():
                 self._welcome(peer, message, now_s)
             case Failed(index, code, text, ids):
                 failure = Failure(index, 0, peer.worker, code, text, ids)
                 verdict = self._arrivals.failed(link.number, failure)
                 log.warning("batch_failed", worker=peer.worker, index=index, code=code, message=text, verdict=verdict.value)
-                self._refuse_outside(verdict, message)
+                self._refuse_impossible(verdict, message)
                 self._changed()
             case Refuse(code, text, ids):
                 self._refused(peer, from_code(code, text, ids), now_s)
@@ -239,7 +253,7 @@ class Connections:
             return  # what was taken by its mark and thrown away
         arrival = Arrival(message.index, message.token, link.number, peer.worker, slab.number, message.total_bytes, now_s)
         verdict = self._arrivals.ready(arrival)
-        self._refuse_outside(verdict, message)
+        self._refuse_impossible(verdict, message)
         if verdict is Verdict.ACCEPTED:
             peer.failures = 0
             if not local:
@@ -256,10 +270,12 @@ class Connections:
             self._links.fetch.drop(link.number, message.index)
 
     @staticmethod
-    def _refuse_outside(verdict: Verdict, message: Started | Ready | Failed) -> None:
+    def _refuse_impossible(verdict: Verdict, message: Started | Ready | Failed) -> None:
+        name = type(message).__name__.upper()
         if verdict is Verdict.OUTSIDE:
-            name = type(message).__name__.upper()
             raise ProtocolMismatch(f"{name} of an index beyond the window or the session", index=message.index)
+        if verdict is Verdict.AHEAD:
+            raise ProtocolMismatch(f"{name} under a token that no coordinator can have issued", index=message.index)
 
     def _refused(self, peer: Peer, error: HeadraceError, now_s: float) -> None:
         peer.opening = error.code == "session_unknown"

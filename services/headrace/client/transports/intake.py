@@ -7,8 +7,8 @@ control ── update/fail ───┤ lock+event ├── socket pair to the 
 ```
 All state is under one lock, and so are the sockets. A thread that wakes up for each message costs more than all else that
 a batch costs here, so while batches come by local sockets alone and the trainer does not wait, the thread rests and lets
-messages lie: the trainer sees by the mark in its slot that a batch is here, reads messages itself only where there is none, and
-sends NEXT itself when it releases. Whatever else there is to do wakes the thread through an eventfd.
+messages lie: the trainer sees by the mark in its slot that a batch is here, reads messages itself only where there is none
+or many are unread, and sends NEXT itself when it releases. Whatever else there is to do wakes the thread through an eventfd.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _JOIN_S = 10.0
 _MOST_REJECTS = 3
 _MOST_STAMPS = 100
 _MOST_WORKERS_NAMED = 1000  # in the status; the oldest go first
-# So long may messages lie unread while nobody waits for a batch: a worker's end is then noticed that much later.
+# So long may messages lie unread while nobody waits for a batch: a worker's end is then noticed that much later. All that is
+# there is read before the thread rests anew.
 _REST_S = 0.5
 _HUNGRY_S = 0.05  # after a wait the next is likely
 
@@ -120,7 +121,7 @@ class ThreadIntake:
             raise ProtocolMismatch(f"a lane table of {len(table.owners)} lanes came for {self._session.lanes}")
         with self._lock:
             now_s = time.monotonic()
-            grew = self._arrivals.table(table.owners, table.tokens, table.window, now_s)
+            grew = self._arrivals.table(table.owners, table.tokens, table.window, now_s, table.version)
             self._table_known = True
             self._command(lambda now_s: self._links.table(table, now_s))
             if grew:

@@ -186,9 +186,10 @@ class Links:
         peer.unlinked(reason, now_s, pause)
 
     def settled(self) -> bool:
-        """True where all peers are connected by local sockets, and nothing waits to be sent."""
+        """True where all peers are connected by local sockets, all is read, and nothing waits to be sent."""
         return all(
-            peer.welcomed and isinstance(peer.link, LocalLink) and not peer.link.wants_write for peer in self.peers.values()
+            peer.welcomed and isinstance(peer.link, LocalLink) and not (peer.link.wants_write or peer.link.more)
+            for peer in self.peers.values()
         )
 
     def send_next(self) -> bool:

@@ -24,6 +24,7 @@ class LocalLink:
     """One connection. Used under the intake's lock, by any thread; never blocks.
 
     Raises OSError from the constructor if the worker cannot be reached or may be somebody else. slab: None until WELCOME came.
+    more: the last read took all that it may at once, so that more is to be read. marks: batches taken by them since that read.
     """
 
     rung = "shm"
@@ -32,6 +33,8 @@ class LocalLink:
         self.number = number
         self.worker = worker
         self.slab: Slab | None = None
+        self.more = False
+        self.marks = 0
         self._unsent: int | None = None
         self._buffer = bytearray(messages.MAX_CONTROL_BYTES)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -77,6 +80,7 @@ class LocalLink:
 
     def receive(self) -> Iterator[Message]:
         """The messages that are there. Raises PeerGone at the end of the connection, ProtocolMismatch on anything malformed."""
+        self.more, self.marks = False, 0
         for _ in range(_MESSAGES_A_CALL):
             try:
                 size, fds, flags = self._receive_one()
@@ -98,6 +102,7 @@ class LocalLink:
                 for fd in fds:
                     os.close(fd)
             yield message
+        self.more = True
 
     def close(self) -> None:
         """End the connection; the slab's mapping is its owner's to close."""

@@ -142,6 +142,7 @@ class _Link(LocalLink):
 
     def __init__(self, connected: socket.socket) -> None:
         self.number, self.worker, self.slab, self._unsent = 1, "w", None, None
+        self.more, self.marks = False, 0
         self._buffer = bytearray(messages.MAX_CONTROL_BYTES)
         connected.setblocking(False)
         self.socket = connected
