@@ -72,6 +72,7 @@ def seen(metric: str, by: str, where: str = JOB) -> str:
 
 
 def quantile(share: float, metric: str, by: str, where: str) -> str:
+    """What so large a share of a histogram's observations stays below."""
     return f"histogram_quantile({share}, sum by (le, {by}) (rate({metric}_bucket{{{where}}}{RATE})))"
 
 
