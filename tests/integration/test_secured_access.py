@@ -24,7 +24,9 @@ import pytest
 import headrace
 from headrace.coordinator.settings import CoordinatorSettings
 from headrace.coordinator.store_redis import connect as connect_store
+from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, Unauthenticated
+from headrace.core.job import JobSpec
 from headrace.telemetry.settings import load
 from headrace.testing.certificates import Authority, mount, paths
 from headrace.testing.cluster import Cluster
@@ -87,6 +89,28 @@ def test_a_job_is_opened_with_a_token_and_by_its_holders_alone(fleet: Cluster, d
         with pytest.raises(Unauthenticated, match="shows another token"):
             client.job("held", dataset=dataset, batch_size=8)
         client.job("of-others", dataset=dataset, batch_size=8)  # its own name is free
+
+
+@pytest.mark.parametrize("made_up", ["x", "x" * 15, "x" * 4097, "with a space in it"], ids=len)
+def test_a_job_is_opened_with_no_token_that_a_setting_would_refuse(fleet: Cluster, made_up: str) -> None:
+    """Whoever speaks without our client must not open a job of a token that can be guessed."""
+    request = pb.OpenJobRequest(protocol=messages.PROTOCOL, job=pb.Job(name="made-up", spec_json="{}"), world=1)
+    with open_channel(fleet.addresses, (), ClientTls(paths(secured(fleet).directory / "trainers"))) as channel:
+        stub: Any = CoordinatorServiceStub(channel)  # type: ignore[no-untyped-call]
+        join = pb.JoinSessionRequest(protocol=messages.PROTOCOL, id=pb.RankId(job="made-up", nonce="n"), world=1)
+        for name, message in (("OpenJob", request), ("JoinSession", join)):
+            if name == "OpenJob":
+                message.job.spec_json = json.dumps(JobSpec("made-up", "/data", 8).to_dict())
+            with pytest.raises(grpc.RpcError, match="visible ASCII characters") as caught:
+                getattr(stub, name)(message, metadata=[(HEADER, f"Bearer {made_up}")], timeout=DEADLINE_S)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_two_tokens_as_long_as_an_identity_providers_get_in(fleet: Cluster, dataset: Path) -> None:
+    with enter(fleet, token="\n".join(letter * (limits.TOKENS_CHARS // 2 - 1) for letter in "ab")) as client:
+        job = client.job("long-tokens", dataset=dataset, batch_size=8)
+        with job.stream(epochs=1) as stream:
+            assert sum(1 for _ in stream) == 12
 
 
 @pytest.mark.parametrize("token", ["", OTHER], ids=["none", "of_another_job"])
@@ -304,6 +328,19 @@ def test_commands_show_the_admin_token(fleet: Cluster, dataset: Path) -> None:
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_coordinator_whose_jobs_need_tokens_says_that_its_workers_do_not(guarded: bool, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-for-the-fleet")
+    arguments = ["coordinator", "--grpc-address", "127.0.0.1:0", "--admin-address", "", "--store", "memory://"]
+    arguments += ["--require-job-token", *(["--fleet-token-file", str(tmp_path / "token")] if guarded else [])]
+    service = start_service("coordinator", arguments, tmp_path / "log")
+    try:
+        service.wait_until(lambda: "coordinator_ready" in service.log.read_text(), "ready", DEADLINE_S)
+        assert ("fleet_token_missing" in service.log.read_text()) is not guarded
+    finally:
+        service.stop(DEADLINE_S)
 
 
 @pytest.mark.parametrize("service", ["coordinator", "worker"])

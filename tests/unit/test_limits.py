@@ -62,7 +62,7 @@ LISTS: list[tuple[str, Callable[[int], Any], Callable[[Any], Any], int]] = [
         limits.LANES,
     ),
     ("have", lambda n: hello(have=tuple(range(n))), messages.decode, limits.HAVE_INDEXES),
-    ("token", lambda n: hello(token="t" * n), messages.decode, limits.TOKEN_CHARS),
+    ("token", lambda n: hello(token="t" * n), messages.decode, limits.TOKENS_CHARS),
     ("nonce", lambda n: hello(nonce="t" * n), messages.decode, limits.TEXT_CHARS),
 ]
 

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.coordinator import status_page
 from headrace.core.errors import Unauthenticated
 from headrace.core.job_token import hashes
-from headrace.wire.secret import HEADER, Secret, shown
+from headrace.wire.secret import HEADER, MAX_CHARS, MIN_CHARS, Secret, shown, well_formed
 
 # Probes have no token, and say nothing of jobs; metrics have names and numbers of jobs, for Prometheus; the status page's
 # files are the same for everybody, and ask for the token before they show anything.
@@ -29,8 +29,13 @@ class Access:
     require_job_token: bool = False
 
     def job_tokens(self, context: Any, job: str) -> tuple[str, ...]:
-        """Hashes of the tokens that a rank's call carries. Raises Unauthenticated where it must carry one and does not."""
+        """Hashes of the tokens that a rank's call carries. Raises Unauthenticated where it must carry one and does not.
+
+        It sets the token of a job that is new, so that it must be as long here as in a client's settings.
+        """
         given = shown(context.invocation_metadata())
+        if not all(map(well_formed, given)):
+            raise Unauthenticated(f"a job's token has {MIN_CHARS} to {MAX_CHARS} visible ASCII characters", job=job)
         if self.require_job_token and not given:
             raise Unauthenticated(
                 "this coordinator serves no job without a token of its own; set token or token_file (HEADRACE_TOKEN_FILE), the "

@@ -37,6 +37,10 @@ log = structlog.get_logger()
 
 _HEALTH_S = 0.5
 _GRACE_S = 1.0
+_OPEN_TO_WORKERS = (
+    "require_job_token guards little without a fleet_token: whoever calls himself a worker is given jobs, and with them what "
+    "their ranks say to a worker, their tokens too"
+)
 
 
 def main(argv: list[str]) -> None:
@@ -86,6 +90,8 @@ async def run(settings: CoordinatorSettings) -> None:
             admin_token=admin_token is None and bool(settings.admin_address),
             require_job_token=not settings.require_job_token,
         )
+        if settings.require_job_token and fleet is None:
+            log.warning("fleet_token_missing", note=_OPEN_TO_WORKERS)
         log.info("coordinator_ready", grpc_port=server.port, admin_port=admin_port)
         await _serve(board, server, stop)
         log.info("coordinator_stopping")

@@ -22,8 +22,9 @@ SOCKET_PATH_BYTES = 107
 ERROR_CHARS = 4096
 # Trailing metadata of gRPC over 8 KiB is refused by its defaults, and the error would be lost with it.
 STATUS_MESSAGE_CHARS, STATUS_DETAILS_CHARS, STATUS_ID_CHARS, STATUS_IDS = 2000, 500, 200, 16
-# Bearer tokens: a JWT of an identity provider has 1 to 3 kB.
-TOKEN_CHARS = 8192
+# A bearer token: a JWT of an identity provider has 1 to 3 kB. All that one call shows, while one is replaced by another: gRPC
+# refuses metadata over 8 KiB by its defaults.
+TOKEN_CHARS, TOKENS_CHARS = 4096, 7168
 
 # --- control plane (gRPC to the coordinator, and its answers) -----------------------------------------------------------
 # The largest honest request is a heartbeat that holds lanes of hundreds of jobs: 6144 lanes take 100 kB, a session 2 kB.

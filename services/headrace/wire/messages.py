@@ -130,7 +130,7 @@ Message = Hello | Next | Welcome | Started | Chunk | Ready | Failed | Refuse | D
 _JSON_TYPES: dict[int, type] = {_HELLO: Hello, _WELCOME: Welcome, _FAILED: Failed, _REFUSE: Refuse}
 _JSON_CODES: dict[type, int] = {cls: code for code, cls in _JSON_TYPES.items()}
 # What is longer than a name or a short text; an error of another side may quote an address.
-_TEXTS = {"message": limits.ERROR_CHARS, "token": limits.TOKEN_CHARS}
+_TEXTS = {"message": limits.ERROR_CHARS, "token": limits.TOKENS_CHARS}
 _FIELD_TYPES: dict[type, dict[str, type | tuple[type, ...]]] = {
     Hello: {
         "protocol": int,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, Unauthenticated
 from headrace.core.job_token import MAX_TOKENS
 
@@ -23,7 +24,7 @@ log = structlog.get_logger()
 
 HEADER = "authorization"
 MIN_CHARS = 16
-MAX_CHARS = 512
+MAX_CHARS = limits.TOKEN_CHARS
 # No comma: between it and us proxies may join several headers into one.
 _TOKEN = re.compile(rf"[\x21-\x2b\x2d-\x7e]{{{MIN_CHARS},{MAX_CHARS}}}")
 _MAX_FILE_BYTES = 16384
@@ -100,10 +101,11 @@ class Secret:
 
 def _parsed(name: str, text: str) -> tuple[str, ...]:
     tokens = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if not 1 <= len(tokens) <= MAX_TOKENS or not all(_TOKEN.fullmatch(token) for token in tokens):
+    fit = 1 <= len(tokens) <= MAX_TOKENS and len("\n".join(tokens)) <= limits.TOKENS_CHARS
+    if not fit or not all(_TOKEN.fullmatch(token) for token in tokens):
         raise ConfigInvalid(
             f"{name} must hold 1 to {MAX_TOKENS} tokens, one a line, each {MIN_CHARS} to {MAX_CHARS} visible ASCII characters "
-            "without commas; `openssl rand -hex 32` makes one",
+            f"without commas, and {limits.TOKENS_CHARS} in all; `openssl rand -hex 32` makes one",
             setting=name,
         )
     return tokens
@@ -119,6 +121,11 @@ def shown(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, ...]
     values = (value for key, value in metadata or () if key == HEADER and isinstance(value, str))
     found = (part.strip() for value in values for part in value.split(","))
     return tuple(value[7:].strip() for value in found if value[:7].lower() == "bearer ")[:MAX_TOKENS]
+
+
+def well_formed(token: str) -> bool:
+    """True for what a setting would be taken for: whoever makes up a job's token must not choose one that can be guessed."""
+    return _TOKEN.fullmatch(token) is not None
 
 
 def is_loopback(host: str) -> bool:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from headrace.client.security import SecurityOptions
+from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, Unauthenticated
 from headrace.testing.certificates import mount
-from headrace.wire.messages import PROTOCOL, Hello
-from headrace.wire.secret import Secret, is_loopback, refuse_plaintext, secret, shown
+from headrace.wire.calls import Calls
+from headrace.wire.messages import PROTOCOL, Hello, decode, encode
+from headrace.wire.secret import Secret, is_loopback, refuse_plaintext, secret, shown, well_formed
 
 OLD, NEW = "old-token-0123456789", "new-token-0123456789"
 
@@ -34,7 +36,8 @@ def test_a_file_is_read_again_and_may_hold_the_old_token_too(tmp_path: Path) -> 
         b"short",
         b"two words of a token here",
         b"commas,of,a,token,here",
-        b"x" * 600,
+        b"x" * 4097,
+        b"\n".join([b"x" * 3000] * 3),
         b"\n".join([b"y" * 20] * 5),
         b"\xff" * 20,
     ],
@@ -51,6 +54,16 @@ def test_what_is_no_token_is_refused_at_first_and_overlooked_later(
     mount(tmp_path / "good", {"token": content})
     assert [kept.tokens for _ in range(3)] == [(OLD,)] * 3
     assert capsys.readouterr().out.count("token_refused") == 1
+
+
+def test_tokens_of_an_identity_provider_fit_one_by_one_and_in_turn() -> None:
+    """JSON web tokens of 3 kB, two while one is replaced; as long in a HELLO as in a setting."""
+    for length, count in ((16, 4), (3500, 2), (limits.TOKEN_CHARS, 1)):
+        text = "\n".join(["j" * length] * count)
+        kept = Secret("token", text=text)
+        assert len(kept.tokens) == count and all(map(well_formed, kept.tokens))
+        told = Calls(token=kept).hello_token
+        assert decode(encode(Hello(PROTOCOL, "job", 1, 0, "n", 0, 3, token=told))).token == text  # type: ignore[union-attr]
 
 
 def test_a_file_that_is_away_for_a_while(tmp_path: Path) -> None:
