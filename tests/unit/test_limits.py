@@ -43,6 +43,15 @@ LISTS: list[tuple[str, Callable[[int], Any], Callable[[Any], Any], int]] = [
     ("grpc", lambda n: beat(endpoint=pb.Endpoint(grpc="h" * n)), requests.worker_of, limits.HOST_PORT_CHARS),
     ("socket", lambda n: beat(endpoint=pb.Endpoint(socket="/" * n)), requests.worker_of, limits.SOCKET_PATH_BYTES),
     ("node", lambda n: beat(endpoint=pb.Endpoint(node="n" * n)), requests.worker_of, limits.TEXT_CHARS),
+    ("fingerprint", lambda n: beat(fingerprint="f" * n), requests.worker_of, limits.TEXT_CHARS),
+    ("stop", lambda n: report(stop_index=1, stop_why="w" * n), requests.progress_of, limits.ERROR_CHARS),
+    ("node of a report", lambda n: report(node="n" * n), requests.progress_of, limits.TEXT_CHARS),
+    (
+        "node of a claim",
+        lambda n: pb.JoinSessionRequest(protocol=PROTOCOL, id=rank_id(BAD), world=2, node="n" * n),
+        requests.join_of,
+        limits.TEXT_CHARS,
+    ),
     (
         "plan",
         lambda n: pb.JoinSessionRequest(protocol=PROTOCOL, id=rank_id(BAD), world=2, plan_hash="a" * n),
@@ -94,6 +103,15 @@ def test_lists_and_texts(name: str, make: Callable[[int], Any], read: Callable[[
 def test_numbers_of_a_report(request_: pb.ReportProgressRequest) -> None:
     with pytest.raises(ProtocolMismatch):
         requests.progress_of(request_)
+
+
+@pytest.mark.parametrize("length", [257, limits.TEXT_CHARS])
+def test_what_is_compared_is_kept_whole(length: int) -> None:
+    """Two engines, or nodes, that differ only in their last letter are two."""
+    text = "f" * (length - 1)
+    one, other = (requests.worker_of(beat(fingerprint=text + end)) for end in "ab")
+    assert one.fingerprint != other.fingerprint
+    assert requests.progress_of(report(node=text + "a")).node == text + "a"
 
 
 @pytest.mark.parametrize("values", [{"lagging": [pb.LaggingLane(job="../x")]}, {"unable_jobs": ["a b"]}])

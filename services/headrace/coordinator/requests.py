@@ -46,7 +46,7 @@ def join_of(request: pb.JoinSessionRequest) -> Join:
         state=convert.state_from_proto(request.state) if request.HasField("state") else None,
         plan_hash=request.plan_hash,
         epochs=request.epochs,
-        node=request.node[:_MAX_TEXT],
+        node=_node_of(request),
         slot_bytes=0,
     )
 
@@ -56,6 +56,11 @@ def observe_of(request: pb.WatchSessionRequest) -> Observe:
     check_id(request.id)
     known = convert.session_from_proto(request.session) if request.HasField("session") else None
     return Observe(request.id.attempt, request.id.rank, request.id.nonce, known, stop=_stop_of(request))
+
+
+def _node_of(request: pb.JoinSessionRequest | pb.ReportProgressRequest) -> str:
+    """Compared with workers' nodes, so never cut."""
+    return limits.text(request.node, "a node's id", limits.TEXT_CHARS, job=request.id.job, rank=request.id.rank)
 
 
 def _stop_of(request: pb.WatchSessionRequest | pb.ReportProgressRequest) -> Stop | None:
@@ -99,7 +104,7 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
         elapsed_s=request.elapsed_s,
         transport=request.transport[:_MAX_TEXT],
         remade=request.batches_remade,
-        node=request.node[:_MAX_TEXT],
+        node=_node_of(request),
         waiting_s=request.waiting_s if 0 <= request.waiting_s < _LARGEST else 0.0,
         troubles=tuple(
             LaneTrouble(item.lane, item.worker[:_MAX_TEXT], item.token, item.waited.ToMicroseconds() / 1e6, item.connected)
@@ -133,6 +138,7 @@ def worker_of(request: pb.HeartbeatRequest) -> WorkerRecord:
         (endpoint.grpc, "a worker's grpc address", limits.HOST_PORT_CHARS),
         (endpoint.socket, "a worker's socket path", limits.SOCKET_PATH_BYTES),
         (endpoint.node, "a node's id", limits.TEXT_CHARS),
+        (request.fingerprint, "an engine's fingerprint", limits.TEXT_CHARS),  # compared, so never cut
     ):
         limits.text(address, name, most, worker=endpoint.worker)
     limits.at_most(len(request.ops), limits.ENGINE_OPS, "operations of an engine", worker=endpoint.worker)
@@ -152,7 +158,7 @@ def worker_of(request: pb.HeartbeatRequest) -> WorkerRecord:
     lagging = ((item.job, item.lane, item.behind.ToMicroseconds() / 1e6) for item in request.lagging)
     return WorkerRecord(
         endpoint=endpoint,
-        fingerprint=request.fingerprint[:_MAX_TEXT],
+        fingerprint=request.fingerprint,
         ops=tuple(sorted(request.ops)),
         samples_per_s=request.samples_per_s if 0 <= request.samples_per_s < _LARGEST else 0.0,
         threads=request.threads,

@@ -1,7 +1,7 @@
 """How large everything may be that comes from another process, a store or a data set. Pure: numbers and two checks.
 
 Each has its reason. Whoever goes over one gets an error that names the limit; nothing is cut short in silence, but texts that
-are only shown (log lines, node names). docs/security.md says whom each keeps out.
+are only shown (log lines, transports). docs/security.md says whom each keeps out.
 """
 
 from __future__ import annotations
