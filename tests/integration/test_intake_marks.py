@@ -18,10 +18,14 @@ def marked(connection: Connection, index: int, token: int, content: bytes) -> No
     """Bring a batch to its slot and mark it, without a message."""
     assert isinstance(connection, LocalConnection)
     connection.fill(index, content)
-    slab = memoryview(connection.map)
-    start, size = (index % connection.slots) * connection.worker.slot_bytes, connection.worker.slot_bytes
-    slot_format.mark(slab[start : start + size], index, token, len(content))
+    mark(connection, index, token, len(content))
     connection.credit.mark_made(index)
+
+
+def mark(connection: Connection, index: int, token: int, total_bytes: int) -> None:
+    assert isinstance(connection, LocalConnection)
+    start, size = (index % connection.slots) * connection.worker.slot_bytes, connection.worker.slot_bytes
+    slot_format.mark(memoryview(connection.map)[start : start + size], index, token, total_bytes)
 
 
 def asked_for(intake: ThreadIntake, index: int) -> TakenSlot:
@@ -86,6 +90,37 @@ def test_a_mark_under_an_old_token_is_not_taken(bench: Bench) -> None:
     until(lambda: bool(made), "marked")
     with pytest.raises(WaitTimeout):
         intake.take(0, 0.2)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_mark_under_a_token_that_was_never_issued_ends_its_connection(bench: Bench, others: bool) -> None:
+    """By the one who owns the lane; one who does not is not looked at."""
+    worker, evil = bench.worker(), bench.worker("evil")
+
+    def marks(connection: Connection, index: int, token: int) -> bool:
+        connection.send(messages.Started(index, token))
+        if len(worker.hellos) > 1:
+            return False
+        marked(connection, index, 2**64 - 1, connection.worker.batch(0, index, 2**64 - 1))
+        return True
+
+    def marks_all(connection: Connection, index: int, token: int) -> bool:
+        for other in range(connection.credit.next, connection.credit.next + connection.slots):
+            if other != index:
+                content = connection.worker.batch(0, other, 2**64 - 1)
+                connection.fill(other, content)  # type: ignore[attr-defined]
+                mark(connection, other, 2**64 - 1, len(content))
+        return False
+
+    if others:
+        evil.on_make = marks_all
+    else:
+        worker.on_make = marks
+    intake = bench.intake("shm")
+    intake.update(bench.tables.give(*([worker, evil] if others else [worker])))
+    asked_for(intake, 0)
+    eat(intake, range(12))
+    assert len(worker.hellos) == (1 if others else 2)
 
 
 @pytest.mark.parametrize("message", [False, True], ids=["mark", "mark and message"])

@@ -8,9 +8,11 @@ import pytest
 
 from headrace.client.transports.protocol import TransportChoice
 from headrace.core.errors import ProtocolMismatch, WaitTimeout
-from headrace.wire import messages
+from headrace.wire import messages, slot_format
 from tests.integration.fake_worker import Connection, LocalConnection, RemoteConnection
 from tests.integration.intake_bench import DEADLINE_S, RUNGS, Bench, eat
+
+NEVER_ISSUED = 2**64 - 1
 
 
 def wrong_slot(connection: Connection, index: int, token: int) -> None:
@@ -63,10 +65,31 @@ def unexpected(connection: Connection, index: int, token: int) -> None:
     connection.send(messages.Next(5))
 
 
+def started_under_no_lease(connection: Connection, index: int, token: int) -> None:
+    connection.send(messages.Started(index, NEVER_ISSUED))
+
+
+def ready_under_no_lease(connection: Connection, index: int, token: int) -> None:
+    connection.write(index, NEVER_ISSUED, connection.batch(index, NEVER_ISSUED))
+
+
+def marked_under_no_lease(connection: Connection, index: int, token: int) -> None:
+    content = connection.batch(index, NEVER_ISSUED)
+    if isinstance(connection, LocalConnection):
+        connection.fill(index, content)
+        start, size = (index % connection.slots) * connection.worker.slot_bytes, connection.worker.slot_bytes
+        slot_format.mark(memoryview(connection.map)[start : start + size], index, NEVER_ISSUED, len(content))
+    connection.write(index, NEVER_ISSUED, content)
+
+
+MISDEEDS = [
+    wrong_slot, wrong_job, garbage, out_of_window, oversize, undersize, bad_sum, cut_half_way, unexpected,
+    started_under_no_lease, ready_under_no_lease, marked_under_no_lease,
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("transport", RUNGS)
-@pytest.mark.parametrize(
-    "misdeed", [wrong_slot, wrong_job, garbage, out_of_window, oversize, undersize, bad_sum, cut_half_way, unexpected]
-)
+@pytest.mark.parametrize("misdeed", MISDEEDS)
 def test_a_misdeed_costs_a_connection_but_no_batch(
     bench: Bench, transport: TransportChoice, misdeed: Callable[[Connection, int, int], None]
 ) -> None:
@@ -87,6 +110,29 @@ def test_a_misdeed_costs_a_connection_but_no_batch(
     intake.update(bench.tables.give(worker))
     eat(intake, range(20))
     assert done == {2, 7} and len(worker.hellos) >= 3
+
+
+@pytest.mark.parametrize("transport", RUNGS)
+@pytest.mark.parametrize("ahead", [1, 10**6, NEVER_ISSUED - 1])
+def test_a_worker_takes_no_lane_from_its_owner_by_a_token(bench: Bench, transport: TransportChoice, ahead: int) -> None:
+    """Whatever it says of all the window, with every batch of its own: each batch comes from its lane's owner."""
+    good, evil = bench.worker("good"), bench.worker("evil")
+
+    possible = ahead < 10**9
+
+    def claims(connection: Connection, index: int, token: int) -> bool:
+        for other in range(connection.credit.next, connection.credit.next + connection.credit.window):
+            if other != index and (possible or len(evil.hellos) < 3):
+                connection.send(messages.Started(other, token + ahead))
+        return False
+
+    evil.on_make = claims
+    intake = bench.intake(transport)
+    intake.update(bench.tables.give(good, evil))
+    assert eat(intake, range(24)) == ["good", "evil"] * 12
+    assert (len(evil.hellos), len(good.hellos), intake.status().refused) == (1 if possible else 3, 1, 0)
+    intake.update(bench.tables.give(good, evil))
+    assert eat(intake, range(24, 36)) == ["good", "evil"] * 6
 
 
 def test_a_worker_that_keeps_sending_something_else_is_named(bench: Bench) -> None:
