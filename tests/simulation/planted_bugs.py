@@ -7,24 +7,31 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.coordinator import ledger
 from headrace.coordinator.store_memory import MemoryStore
+from headrace.core import join as core_join
 from headrace.core import session_state, tick
 from headrace.core.arrivals import Arrivals, Verdict
 from headrace.core.credit import CreditWindow
 from headrace.core.events import JobState
-from headrace.core.records import LaneRecord
+from headrace.core.records import LaneRecord, WorkerRecord
 from headrace.core.session_plan import SessionPlan
 from headrace.worker.producer import Producer
+from headrace.worker.work import SessionWork
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A patch: `make(old)` takes the place of `owner.name`. found_as: the invariants that it may break."""
+    """A patch: `make(old)` takes the place of `owner.name`. found_as: the invariants that it may break.
+
+    first: where to begin, for what needs some hundred seeds to happen: tests should not take that long.
+    """
 
     owner: Any
     name: str
     make: Callable[[Any], Any]
     found_as: tuple[str, ...]
+    first: int = 5000
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
@@ -127,6 +134,51 @@ def _adopted_unseen(old: Any) -> Any:
     return adopt
 
 
+def _commit_not_guarded(old: Any) -> Any:
+    """An attempt begins from what was committed when it was looked up, whatever is committed meanwhile."""
+    return lambda *_: ()
+
+
+def _leases_kept(old: Any) -> Any:
+    """A worker goes on with lanes that it was told no more."""
+
+    def set_leases(self: SessionWork, lanes: dict[int, int]) -> bool:
+        before = self.leases
+        changed: bool = old(self, lanes)
+        self.leases = {**before, **self.leases}
+        return changed
+
+    return set_leases
+
+
+def _rank_handed_on(old: Any) -> Any:
+    """Within a formed attempt, a rank whose client fell silent is given to another one."""
+
+    def claim(state: JobState, session: Any, event: Any, now_us: int, rules: Any) -> Any:
+        holder = state.ranks.get(event.rank)
+        if session.formed and holder is not None and not holder.alive(now_us):
+            held = replace(holder, nonce=event.nonce, alive_until_us=now_us + rules.rank_ttl_us)
+            return replace(state, ranks={**state.ranks, event.rank: held})
+        return old(state, session, event, now_us, rules)
+
+    return claim
+
+
+def _second_copy_taken(old: Any) -> Any:
+    def ready(self: Arrivals, arrival: Any) -> Verdict:
+        verdict: Verdict = old(self, arrival)
+        if verdict is Verdict.DUPLICATE:
+            self._known[arrival.index].arrival = arrival
+            return Verdict.ACCEPTED
+        return verdict
+
+    return ready
+
+
+def _dead_count_as_alive(old: Any) -> Any:
+    return lambda self, now_us: True
+
+
 LIVENESS = ("all_work_finishes", "every_wait_ends")
 BUGS: dict[str, Bug] = {
     "token not checked": Bug(Arrivals, "_judge", _token_not_checked, ("one_accepted_owner",)),
@@ -142,4 +194,13 @@ BUGS: dict[str, Bug] = {
     "producer not woken for leases": Bug(Producer, "leases_changed", _wish_forgotten, LIVENESS),
     "lost sessions are not healed": Bug(session_state, "_heal", _session_not_healed, LIVENESS),
     "adopts whatever is said": Bug(session_state, "_adopt", _adopted_unseen, ()),
+    "commit not guarded when an attempt begins": Bug(
+        ledger, "relied_on", _commit_not_guarded, ("begins_after_the_commit",), first=7000
+    ),
+    "worker keeps leases that it lost": Bug(SessionWork, "set_leases", _leases_kept, ("no_lease_outlives_its_end",)),
+    "rank handed on within an attempt": Bug(
+        core_join, "_claim", _rank_handed_on, ("rank_stays_with_its_client", "one_client_per_rank")
+    ),
+    "second copy replaces the first": Bug(Arrivals, "ready", _second_copy_taken, ("first_copy_stays",)),
+    "dead workers count as alive": Bug(WorkerRecord, "alive", _dead_count_as_alive, ("lanes_leave_the_dead",)),
 }

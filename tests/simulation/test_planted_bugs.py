@@ -19,9 +19,9 @@ def test_found(name: str) -> None:
     """And not by some accident of the simulation: the same seeds pass without the bug."""
     bug = BUGS[name]
     with bug.planted():
-        result = next((result for seed in range(FIRST, FIRST + MOST_SEEDS) if (result := run(seed)).invariant), None)
+        result = next((result for seed in range(bug.first, bug.first + MOST_SEEDS) if (result := run(seed)).invariant), None)
     assert result is not None, f"{MOST_SEEDS} seeds did not find it"
-    print(f"planted bug {name!r}: found by seed {result.seed - FIRST + 1} as {result.text[:200]}")
+    print(f"planted bug {name!r}: found by seed {result.seed - bug.first + 1} as {result.text[:200]}")
     assert not bug.found_as or result.invariant in bug.found_as
     assert not run(result.seed).invariant
 
