@@ -67,6 +67,52 @@ def test_a_rank_that_starves_completely_is_seen_to() -> None:
     assert recent.waits("job", 0, record) == {"read": 1.0, "worker_busy": 19.0}
 
 
+def reported(recent: Recent, seconds: range, share: float, cause: str, *, before: RankRecord = RANK) -> RankRecord:
+    """A rank that waits that share of each second, told every second."""
+    waits = dict(before.waits)
+    record = before
+    for _ in seconds:
+        waits[cause] = waits.get(cause, 0.0) + share
+        record = replace(
+            record, elapsed_s=record.elapsed_s + 1, wait_s=record.wait_s + share, waits=tuple(waits.items()), consumed=1
+        )
+        recent.note("job", 0, record)
+    return record
+
+
+def test_the_recent_time_forgets_what_was_before() -> None:
+    recent = Recent()
+    record = reported(recent, range(100), 0.5, "read")
+    assert recent.wait("job", 0, record).ratio == pytest.approx(0.5)
+    record = reported(recent, range(15), 0.9, "decode", before=record)
+    wait = recent.wait("job", 0, record)
+    assert 0.6 < wait.ratio < 0.8
+    assert wait.older == pytest.approx(0.5, abs=0.05)
+    assert wait.newer == pytest.approx(0.9, abs=0.05)
+    record = reported(recent, range(60), 0.01, "decode", before=record)
+    wait = recent.wait("job", 0, record)
+    assert wait.ratio == pytest.approx(0.01)
+    assert wait.waits["read"] == 0
+    assert wait.measured_s == 29
+
+
+def test_the_wait_for_the_first_batch_is_no_starvation_once_it_is_there() -> None:
+    recent = Recent()
+    for second in range(1, 20):
+        record = replace(RANK, elapsed_s=float(second), waiting_s=float(second))
+        recent.note("job", 0, record)
+    assert recent.wait("job", 0, record).ratio == 1.0
+    first = replace(RANK, elapsed_s=20.0, wait_s=19.5, waits=(("lane_wait", 19.5),), consumed=1)
+    recent.note("job", 0, first)
+    assert recent.wait("job", 0, first).measured_s == 0
+    assert recent.ratio("job", 0, first) == 0
+    record = reported(recent, range(10), 0.2, "read", before=first)
+    wait = recent.wait("job", 0, record)
+    assert wait.ratio == pytest.approx(0.2)
+    assert wait.waits["lane_wait"] == 0
+    assert sum(recent.waits("job", 0, record).values()) == pytest.approx(21.5), "the totals forget nothing"
+
+
 @pytest.mark.parametrize("first", [0, 1, 7, 60, 61, 62])
 @pytest.mark.parametrize(("tail", "epochs"), [("drop", 0), ("drop", 4), ("pad", 0)])
 def test_dropped_samples_are_those_of_epochs_that_are_over(first: int, tail: Any, epochs: int) -> None:

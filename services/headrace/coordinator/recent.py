@@ -23,6 +23,7 @@ _Key = tuple[str, int, str]  # job, rank, nonce
 class _Point(NamedTuple):
     elapsed_s: float
     waited_s: float
+    consumed: int
 
 
 class _Mark(NamedTuple):
@@ -44,7 +45,11 @@ class Recent:
         points = self._points.setdefault(key, deque(maxlen=_RECENT_POINTS))
         if points and record.elapsed_s <= points[-1].elapsed_s:
             return
-        points.append(_Point(record.elapsed_s, waited_s(record)))
+        if points and record.consumed and not points[-1].consumed:
+            # The first batch is always waited for: once it is there, that is no recent time of the training any more.
+            points.clear()
+            self._marks.pop(key, None)
+        points.append(_Point(record.elapsed_s, waited_s(record), record.consumed))
         waits = waits_so_far(record)
         self._waits[key] = grown(self._waits.get(key, {}), waits)
         marks = self._marks.setdefault(key, deque(maxlen=_MARKS))
@@ -55,7 +60,7 @@ class Recent:
         """0 is never, 1 is always."""
         points = self._points.get((job, rank, record.nonce))
         if not points or len(points) < 2:
-            return starvation_ratio(waited_s(record), record.elapsed_s)
+            return 0.0 if record.consumed else starvation_ratio(waited_s(record), record.elapsed_s)
         return _ratio(points[0], points[-1])
 
     def wait(self, job: str, rank: int, record: RankRecord) -> RankWait:
@@ -64,7 +69,7 @@ class Recent:
         points, ratio = self._points.get(key), self.ratio(job, rank, record)
         now = waits_so_far(record)
         if not points or len(points) < 2:
-            return RankWait(rank, ratio, ratio, ratio, record.elapsed_s, now)
+            return RankWait(rank, ratio, ratio, ratio, 0.0 if record.consumed else record.elapsed_s, now)
         first, middle, last = points[0], points[len(points) // 2], points[-1]
         halves = (_ratio(first, middle), _ratio(middle, last)) if first != middle != last else (ratio, ratio)
         mark = self._marks[key][0].waits
