@@ -17,17 +17,19 @@ from headrace.core import limits
 class GuardedProtocol(H11Protocol):
     """One connection. `open_connections` is of one server: see `guarded`.
 
-    A connection that brings no whole request within HTTP_REQUEST_S is closed; of more than HTTP_CONNECTIONS the one goes that
-    has been silent for longest, so that whoever comes new gets his answer.
+    A connection that brings no whole request within HTTP_REQUEST_S is closed, and one that has not taken its answer within
+    HTTP_RESPONSE_S; of more than HTTP_CONNECTIONS the one goes that has been silent for longest, so that whoever comes new gets
+    his answer.
     """
 
     open_connections: OrderedDict[GuardedProtocol, None]
+    _answer_by_s = 0.0  # on the loop's clock
 
     def connection_made(self, transport: Any) -> None:
         """See asyncio."""
         super().connection_made(transport)
         self.open_connections[self] = None
-        self._overdue = self.loop.call_later(limits.HTTP_REQUEST_S, self._end)
+        self._overdue = self.loop.call_later(limits.HTTP_REQUEST_S, self._late)
         if len(self.open_connections) > limits.HTTP_CONNECTIONS:
             next(iter(self.open_connections))._end()
 
@@ -43,8 +45,25 @@ class GuardedProtocol(H11Protocol):
         super().handle_events()
         if self.cycle is not before and self in self.open_connections:
             self.open_connections.move_to_end(self)
-            self._overdue.cancel()
-            self._overdue = self.loop.call_later(limits.HTTP_REQUEST_S, self._end)
+            self._answer_by_s = self.loop.time() + limits.HTTP_RESPONSE_S
+            self._wait(limits.HTTP_RESPONSE_S)
+
+    def on_response_complete(self) -> None:
+        """See uvicorn: all of the answer was given to the transport, which may still have to send it."""
+        self._wait(limits.HTTP_REQUEST_S)
+        super().on_response_complete()
+
+    def _wait(self, seconds: float) -> None:
+        self._overdue.cancel()
+        if self in self.open_connections:
+            self._overdue = self.loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        left_s = self._answer_by_s - self.loop.time()
+        if left_s > 0 and self.transport is not None and self.transport.get_write_buffer_size():
+            self._wait(min(left_s, limits.HTTP_REQUEST_S))
+        else:
+            self._end()
 
     def _end(self) -> None:
         self.open_connections.pop(self, None)

@@ -60,8 +60,8 @@ HTTP_BODY_BYTES = 64 << 10
 HTTP_QUERY_BYTES = 2048
 # Prometheus, probes and some people; more are refused until others leave.
 HTTP_CONNECTIONS = 200
-# From connecting, or from one request, to the next one whole.
-HTTP_REQUEST_S = 10.0
+# From connecting, or from one answer, to the next request whole; and from there to the last byte of its answer taken.
+HTTP_REQUEST_S, HTTP_RESPONSE_S = 10.0, 60.0
 # A connection to a gRPC port that has not got as far as HTTP/2, or that makes no call.
 GRPC_HANDSHAKE_S, GRPC_IDLE_S = 10.0, 600.0
 
