@@ -142,4 +142,4 @@ def _plan_command(found: Diagnosis) -> str:
     times = [
         f"--{name.removesuffix('_s')} {flag(seconds)}" for name, seconds in asdict(measured.stages).items() if seconds >= 5e-5
     ]
-    return f"headrace plan {' '.join(times)} --workers {measured.workers} --window {measured.window}"
+    return f"headrace plan {' '.join(times)} --workers {measured.workers}"

@@ -16,7 +16,7 @@ from headrace.core.step_plan import ENGINE, READ, TRAINER, TRANSFER, WINDOW, Cou
 if TYPE_CHECKING:
     from rich.console import Console
 
-_DRAWN = 8
+_DRAWN = 10
 MEANING = {
     READ: "workers reading the shards",
     ENGINE: "workers decoding and augmenting",
@@ -54,7 +54,7 @@ def _time_options(command: Any) -> Any:
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="Workers.")
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one worker's engine.")
 @click.option("--reads", default=4, show_default=True, type=click.IntRange(1), help="Batches that a worker reads at a time.")
-@click.option("--window", default=4, show_default=True, type=click.IntRange(1), help="Batches made ahead for a rank.")
+@click.option("--window", default=0, type=click.IntRange(0), help="Batches made ahead for a rank; 0: as the coordinator does.")
 @click.option("--lanes", default=0, type=click.IntRange(0), help="Most workers that can serve the job; 0: no bound.")
 @click.option("--gpu-decode", type=DURATION, help="Also with a GPU engine: its time to decode one batch.")
 @click.option("--gpu-augment", type=DURATION, default=0.0, help="Its time to augment one batch.")
@@ -92,7 +92,7 @@ def plan(
         lines = [(f"One after the other: {told(plans[0][1].serial_s)} a step", timeline(stages, counts, _DRAWN, overlap=False))]
         for (name, engine), (_, found) in zip(engines, plans, strict=True):
             title = f"Overlapped, {name}: {told(found.overlapped_s)} a step, {found.wait_share:.0%} of it waiting for input"
-            lines.append((title, timeline(stages, counts, 2 * _DRAWN, engine)))
+            lines.append((title, timeline(stages, counts, _DRAWN, engine)))
         plots.draw_timelines(lines, plot)
     if as_json:
         told_of = {name.partition(" ")[0].lower(): {**asdict(found), "wait_share": found.wait_share} for name, found in plans}

@@ -17,6 +17,7 @@ _COLOURS = {
 }  # fmt: skip
 _STEP = "#4a5a63"
 _ROWS = {READ: "read", ENGINE: "decode + augment", TRANSFER: "to the trainer", TRAINER: "train"}
+_NUMBERED = 0.015  # of the axis: narrower boxes have no room for a number
 _ROW_COLOURS = {READ: "#56b4e9", ENGINE: "#d55e00", TRANSFER: "#2f7fd1", TRAINER: _STEP}
 
 
@@ -61,8 +62,8 @@ def draw_diagnosis(found: Diagnosis, path: Path) -> None:
     measured = found.measured
     ms = 1000.0
     axes.barh(1, ms * measured.cached_s, color=_STEP, label="the step itself")
-    axes.barh(0, ms * measured.cached_s, color=_STEP)
-    at = ms * measured.cached_s
+    at = ms * max(0.0, measured.live_s - sum(found.parts.values()))
+    axes.barh(0, at, color=_STEP)
     for name in PARTS:
         part = ms * found.parts[name]
         if part >= 0.005 * ms * measured.live_s:
@@ -80,7 +81,9 @@ def draw_timelines(lines: Sequence[tuple[str, Sequence[Piece]]], path: Path) -> 
     """One panel for each (title, pieces), on one scale: when a stage of a batch begins and ends. Raises ConfigInvalid."""
     plt = _pyplot()
     figure, panels = plt.subplots(len(lines), 1, figsize=(10, 1.9 * len(lines)), sharex=True, squeeze=False)
+    longest_s = 1.02 * max(piece.end_s for _, pieces in lines for piece in pieces)
     for axes, (title, pieces) in zip(panels[:, 0], lines, strict=True):
+        axes.set_xlim(0, longest_s)
         for place, stage in enumerate(reversed(_ROWS)):
             _draw_row(axes, place, [piece for piece in pieces if piece.stage == stage])
         axes.set_yticks(range(len(_ROWS)), list(reversed(_ROWS.values())))
@@ -106,7 +109,7 @@ def _draw_row(axes: Any, place: int, pieces: Sequence[Piece]) -> None:
         span_s = piece.end_s - piece.start_s
         box = {"height": height, "align": "edge", "color": _ROW_COLOURS[piece.stage], "edgecolor": "white", "linewidth": 0.6}
         axes.barh(bottom, span_s, left=piece.start_s, **box)
-        if span_s and len(ends) <= 5:
+        if span_s > _NUMBERED * axes.get_xlim()[1] and len(ends) <= 5:
             middle = piece.start_s + span_s / 2
             axes.text(
                 middle, bottom + height / 2, piece.batch, ha="center", va="center", color="white", fontsize=6, clip_on=True

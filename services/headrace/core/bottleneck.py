@@ -109,7 +109,7 @@ class Diagnosis:
             return f"input is not what holds the training up; a perfect loader would win {self.won_share:.1%} of the time"
         return (
             f"{self.won_share:.0%} of the time could be won, training would be {self.speedup:.2f} times as fast; "
-            f"most of it goes since {MEANINGS[self.bottleneck]} ({self.bottleneck})"
+            f"the largest part is {self.bottleneck}: {MEANINGS[self.bottleneck]}"
         )
 
     def largest(self) -> list[tuple[str, float]]:

@@ -66,21 +66,27 @@ class Gpu:
 @dataclass(frozen=True, slots=True)
 class Counts:
     """How many there are. threads: of one worker's engine. reads: batches that one worker reads at a time. window: batches that
-    may be made ahead for a rank. lanes: most workers that can serve the job; 0 sets no bound."""
+    may be made ahead for a rank; 0: as many as a coordinator gives where memory sets no bound. lanes: most workers that can
+    serve the job; 0 sets no bound."""
 
     ranks: int = 1
     workers: int = 1
     threads: int = 1
     reads: int = 4
-    window: int = 4
+    window: int = 0
     lanes: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            least = 0 if field.name == "lanes" else 1
+            least = 0 if field.name in ("lanes", "window") else 1
             value = getattr(self, field.name)
             if value < least:
                 raise ConfigInvalid(f"{field.name} must be at least {least}, not {value}", field=field.name)
+
+    @property
+    def ahead(self) -> int:
+        """The window, whoever chose it (core.join.window)."""
+        return self.window or max(3, math.ceil(2 * self.useful / self.ranks))
 
     @property
     def useful(self) -> int:
@@ -166,7 +172,7 @@ def _limits(ways: Ways, counts: Counts) -> dict[str, float]:
         ENGINE: ways.engine_each_s,
         TRANSFER: ways.transfer_s,
         TRAINER: ways.trainer_s,
-        WINDOW: ways.whole_s / counts.window,
+        WINDOW: ways.whole_s / counts.ahead,
     }
 
 
@@ -205,7 +211,7 @@ def timeline(stages: Stages, counts: Counts, batches: int, gpu: Gpu | None = Non
     )  # fmt: skip
     found, ends, free_s = list[Piece](), list[float](), dict.fromkeys((name for name, *_ in rows), 0.0)
     for batch in range(batches):
-        behind = batch - (counts.window if overlap else 1)
+        behind = batch - (counts.ahead if overlap else 1)
         at_s = ends[behind] if behind >= 0 else 0.0
         for name, long_s, each_s in rows:
             start_s = max(at_s, free_s[name])
