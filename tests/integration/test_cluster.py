@@ -33,7 +33,8 @@ def test_everything_can_be_killed_and_comes_back(cluster: Cluster) -> None:
     pids = {member.running.pid for member in cluster.members()}
     cluster.kill_worker(0)
     assert not cluster.workers[0].running.alive
-    cluster.restart_worker(0)
+    cluster.workers[0].start()
+    cluster.workers[0].wait_ready()
     cluster.restart_coordinator(1)
     cluster.restart_store()
     assert cluster.add_worker() == "worker-2"

@@ -99,7 +99,7 @@ def test_index_and_epoch_step_name_the_same_batch(plan, index):
         return
     positions = [plan.locate(rank, index) for rank in range(world)]
     head = positions[0]
-    assert plan.index_of(head.epoch, head.step) == index
+    assert sum(plan.steps_in(epoch) for epoch in range(plan.epoch, head.epoch)) + head.step == index
     assert [position.batch for position in positions] == list(range(head.batch, head.batch + world))
     state = plan.state_at(index)
     assert (state.epoch, state.step, state.next_batch, state.world) == (head.epoch, head.step, head.batch, world)
@@ -155,7 +155,6 @@ def test_an_epoch_without_a_step_left_is_skipped_and_counted():
     assert plan.dropped_in(2) == 4000 - 12 * 256
     assert plan.locate(0, 0) == Position(epoch=3, step=0, batch=0, lane=0)
     assert plan.state_at(0) == StreamState(3, 0, 0, 4)
-    assert plan.index_of(3, 0) == 0
     assert make_plan(make_job(4000, 256, "drop"), world=4, epoch=2, first=12, epochs=3).locate(0, 0) is None
     assert make_plan(make_job(4000, 256, "drop"), world=4, epoch=2, first=12, epochs=3).length == 0
 
@@ -193,8 +192,6 @@ def test_refusals_name_what_is_wrong():
         plan.locate(2, 0)
     with pytest.raises(StateInvalid):
         plan.locate(0, -1)
-    with pytest.raises(StateInvalid, match="7 steps in epoch 0"):
-        plan.index_of(0, 7)
     with pytest.raises(StateInvalid):
         plan.state_at(8)
     with pytest.raises(NoSteps):

@@ -134,16 +134,6 @@ class SessionPlan:
         batch = first + step * world + rank
         return Position(epoch, step, batch, batch % self.session.lanes)
 
-    def index_of(self, epoch: int, step: int) -> int:
-        """The index of a step; undoes `locate`. Raises StateInvalid (ids: epoch, step) for a step that the session lacks."""
-        if not 0 <= step < self.steps_in(epoch):
-            raise StateInvalid(
-                f"the session has {self.steps_in(epoch)} steps in epoch {epoch}, so no step {step}", epoch=epoch, step=step
-            )
-        if epoch == self.epoch:
-            return step
-        return self._first_steps + (epoch - self.epoch - 1) * self._steps + step
-
     def state_at(self, index: int) -> StreamState:
         """What to resume from after every rank took `index` batches: at the end of an epoch it is the next one's start.
 

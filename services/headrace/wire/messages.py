@@ -36,7 +36,6 @@ _NEXT_S = struct.Struct("<BQ")
 _STARTED_S = struct.Struct("<BQQ")
 _CHUNK_S = struct.Struct("<BQQQI")
 _READY_S = struct.Struct("<BQQQQQ")
-CHUNK_HEADER_BYTES = _CHUNK_S.size
 
 
 @dataclass(frozen=True, slots=True)
