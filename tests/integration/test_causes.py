@@ -63,10 +63,18 @@ def test_also_with_many_ranks_and_workers_whose_clock_is_another_and_the_verdict
     assert 'headrace_job_worst_rank{job="causes"} 0.0' in metrics
 
 
-def test_ranks_that_share_too_few_workers_are_told_that_these_are_busy(manifest: Path, tmp_path: Path) -> None:
-    (found,) = run_case(CROWDED, manifest, tmp_path)
+def test_ranks_that_share_too_few_workers_are_told_that_these_are_busy_and_how_many_it_takes(
+    manifest: Path, tmp_path: Path
+) -> None:
+    (views,) = looks_at_the_end_of(CROWDED, "decode")
+    (found,) = run_case(CROWDED, manifest, tmp_path, on_step=views.look)
     check([found])
     assert max(found.causes, key=lambda cause: found.causes[cause]) == "worker_busy"
+    (pool,) = views.scaling
+    assert pool["workers_live"] == 1
+    assert 1 < pool["workers_desired"] <= pool["workers_most"] == 12
+    assert pool["samples_wanted_per_s"] > pool["samples_per_s"] > 0
+    assert pool["jobs"] == ["causes"]
 
 
 class Views:
@@ -75,11 +83,13 @@ class Views:
     def __init__(self, index: int) -> None:
         self._index = index
         self.job: dict[str, Any] = {}
+        self.scaling: list[dict[str, Any]] = []
         self.metrics = ""
 
     def look(self, index: int, cluster: Cluster) -> None:
         if index == self._index:
             self.job = json.loads(get(cluster, "/api/jobs/causes"))
+            self.scaling = json.loads(get(cluster, "/api/scaling"))
             self.metrics = get(cluster, "/metrics")
 
 

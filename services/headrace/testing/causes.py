@@ -143,6 +143,7 @@ def run_case(
                 directory,
                 workers=case.workers,
                 route=route,
+                coordinator_args=["--scaling-interval-s", "2"],
                 worker_module="headrace.testing.slow_worker",
                 worker_args=["--slow", json.dumps(asdict(_slow(case)))],
             )
