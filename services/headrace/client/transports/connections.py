@@ -141,7 +141,9 @@ class Connections:
             return False
         peer = self._links.by_number(link.number)
         found = slot_format.read_mark(link.slab.view(index))
-        if found is None or found[0] != index or found[1] < self._arrivals.tokens[lane] or found[2] > link.slab.slot_bytes:
+        if found is None or found[0] != index or found[1] < self._arrivals.tokens[lane]:
+            return False
+        if not slot_format.PIXEL_OFFSET <= found[2] <= link.slab.slot_bytes:
             return False
         if self._arrivals.withheld(link.number, index):
             return False

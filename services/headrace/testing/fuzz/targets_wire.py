@@ -9,6 +9,7 @@ import struct
 import zlib
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -18,9 +19,12 @@ from xxhash import xxh3_64
 from headrace.client.batch import Batch, pixel_view
 from headrace.client.fetch_slots import FetchSlots
 from headrace.client.transports import fetch_protocol
+from headrace.client.transports.connections import Connections
 from headrace.client.transports.local import LocalLink
+from headrace.core.arrivals import Arrival, Arrivals
 from headrace.core.batch import MILESTONES, BatchMeta
 from headrace.core.errors import HeadraceError, from_code
+from headrace.core.lease import TOKEN_AHEAD_US
 from headrace.testing.fuzz.mutate import json_after
 from headrace.testing.fuzz.runner import Target
 from headrace.wire import messages, slot_format, status
@@ -92,6 +96,45 @@ def _read_slot(data: bytes) -> None:
         assert len(batch.status) == head.samples
         assert len(batch.keys) == len(batch.sample_ids) == head.samples
         list(batch.substituted)
+
+
+_MARKED_BYTES = slot_format.slot_bytes(144, 4096)
+
+
+def _marked() -> list[bytes]:
+    made = []
+    for used in _slots():
+        slot = bytearray(used.ljust(_MARKED_BYTES, b"\0"))
+        slot_format.mark(memoryview(slot), 7, 99, len(used))
+        made.append(bytes(slot))
+    return made
+
+
+def _with_mark(rng: Random, data: bytes) -> bytes:
+    """One of the mark's numbers another one, and a checksum that fits."""
+    slot = bytearray(data[:_MARKED_BYTES].ljust(_MARKED_BYTES, b"\0"))
+    numbers = [7, 99, 4096 + 192]
+    numbers[rng.randrange(3)] = rng.choice((0, 1, 6, 8, 98, 4095, 4096, _MARKED_BYTES, _MARKED_BYTES + 1, 2**63, 2**64 - 1))
+    slot_format.mark(memoryview(slot), *numbers)
+    return bytes(slot)
+
+
+def _take_marked(data: bytes) -> None:
+    """As the thread that takes: what a worker marks in its slab, at any time, whatever it wrote there."""
+    slot = memoryview(data[:_MARKED_BYTES].ljust(_MARKED_BYTES, b"\0"))
+    slab = SimpleNamespace(number=1, slot_bytes=_MARKED_BYTES, view=lambda _: slot)
+    link = SimpleNamespace(number=1, worker="w", slab=slab, marks=0)
+    links: Any = SimpleNamespace(local={"w": link}, by_number=lambda _: None)
+    arrivals = Arrivals(lambda _: 0, 1, 8, 4)
+    arrivals.table(["w"], [99], 8, 0.0, 99)
+    taken = Connections(links, arrivals, lambda: None, lambda _: None, lambda: None).look(7, 1.0)
+    found = arrivals.get(7)
+    assert taken == isinstance(found, Arrival)
+    assert arrivals.have() == ((7,) if taken else ())
+    if isinstance(found, Arrival):
+        assert 99 <= found.token <= 99 + TOKEN_AHEAD_US
+        assert slot_format.PIXEL_OFFSET <= found.total_bytes <= _MARKED_BYTES
+        _read_slot(bytes(slot))
 
 
 def _read_message(data: bytes) -> None:
@@ -230,6 +273,7 @@ def targets() -> list[Target]:
         Target("fetch_protocol", [fetch_protocol.encode(one) for one in piped], fetch_protocol.decode, special=json_after(5)),
         Target("batch_meta", _metas(), decode_meta),
         Target("slot", _slots(), _read_slot, repair=_with_crc),
+        Target("marks", _marked(), _take_marked, repair=_with_mark),
         Target("client_link", _sayings(), _Worker().speak),
         Target("chunks", _streams(), _fill_slots),
         Target("error_detail", [status.detail_of(error), status.detail_of(from_code("no_steps", "x", {}))], _read_error),
