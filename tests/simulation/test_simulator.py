@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from headrace.client.transports.connections import Connections
 from headrace.coordinator.store import Key, Table
 from headrace.core.errors import StoreUnavailable
 from headrace.testing.simulation.campaign import campaign
@@ -204,6 +205,20 @@ def test_a_store_that_cannot_be_reached_is_unavailable(loop: VirtualLoop, networ
             await client.load({table: None})
 
     _stored(loop, network, act)
+
+
+def test_batches_are_taken_by_their_marks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slabs are real memory, and a trainer that is behind finds its batches before their messages are read."""
+    look, found = Connections.look, []
+
+    def counted(self: Connections, index: int, now_s: float) -> bool:
+        found.append(look(self, index, now_s))
+        return found[-1]
+
+    monkeypatch.setattr(Connections, "look", counted)
+    for seed in SEEDS:
+        run(seed)
+    assert sum(found) >= 10, f"{sum(found)} of {len(found)} looks"
 
 
 def test_the_makefile_names_it() -> None:
