@@ -193,7 +193,7 @@ BUGS: dict[str, Bug] = {
     "lanes never move": Bug(tick, "_move", _lanes_never_move, LIVENESS),
     "producer not woken for leases": Bug(Producer, "leases_changed", _wish_forgotten, LIVENESS),
     "lost sessions are not healed": Bug(session_state, "_heal", _session_not_healed, LIVENESS),
-    "adopts whatever is said": Bug(session_state, "_adopt", _adopted_unseen, ()),
+    "adopts whatever is said": Bug(session_state, "_adopt", _adopted_unseen, (), first=5050),
     "commit not guarded when an attempt begins": Bug(
         ledger, "relied_on", _commit_not_guarded, ("begins_after_the_commit",), first=7000
     ),

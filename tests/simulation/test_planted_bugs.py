@@ -10,7 +10,7 @@ from headrace.testing.simulation.run import run
 from tests.simulation.planted_bugs import BUGS
 
 FIRST = 5000
-MOST_SEEDS = 60
+MOST_SEEDS = 150
 
 
 @pytest.mark.timeout(600)
