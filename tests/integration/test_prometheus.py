@@ -157,7 +157,11 @@ def test_starvation_reaches_the_webhook_and_its_end_does(live: Live) -> None:
         wait_for(lambda: len(live.webhook.heard("firing", name)) > before, f"{name} at the webhook", DEADLINE_S)
         wait_for(lambda: bool(live.webhook.heard("firing", "HeadraceLaneWithoutWorker")), "the other alert", DEADLINE_S)
         shown = [expr for title, expr in expressions() if title in ("What to do first", "Alerts")]
-        wait_for(lambda: all(live.prometheus.query(expr) for expr in shown), "what to do, and the alert, on the dashboard", 30)
+        wait_for(
+            lambda: all(live.prometheus.query(expr) for expr in shown),
+            "what to do, and the alert, on the dashboard",
+            DEADLINE_S,
+        )
     finally:
         for worker in (0, 1):
             live.cluster.kill_worker(worker, signal.SIGCONT)
@@ -195,7 +199,7 @@ def test_every_expression_finds_figures_or_is_known_to_find_none(live: Live) -> 
         return empty.keys() == NOTHING_HERE.keys()
 
     with contextlib.suppress(WaitTimeout):  # the assertion says more
-        wait_for(looked, "every expression", 30)
+        wait_for(looked, "every expression", DEADLINE_S)
     found_none = {name: exprs for name, exprs in empty.items() if name not in AT_TIMES}
     assert found_none == {name: empty.get(name) for name in NOTHING_HERE}
 
