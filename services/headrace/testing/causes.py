@@ -304,17 +304,20 @@ class Ranks:
         for line in looked:
             if line["index"] >= until and phase.stage not in ("slot", "lane"):  # felt only once what is there is used up
                 continue
-            caused_s = _caused_s(phase, line["wait_s"])
+            if line["causes"]["lane_wait"] > 0.05 and phase.stage != "lane":
+                continue  # its lane changed hands just then: workers that were made slow get fewer
+            caused_s = _caused_s(self._case, phase, line["wait_s"])
             injected_s += caused_s
             found_s += line["causes"][phase.cause or STAGE_CAUSE[phase.stage]] if caused_s else 0.0
         waited_s = sum(line["wait_s"] for line in looked)
         return Found(self._case, phase, waited_s, injected_s, found_s, _by_cause(looked), _by_cause(others))
 
 
-def _caused_s(phase: Phase, wait_s: float) -> float:
+def _caused_s(case: Case, phase: Phase, wait_s: float) -> float:
     """What a phase's delay can have caused of a wait."""
-    if phase.cause:  # in the batches of other ranks, which the worker makes first
-        return wait_s - phase.seconds if wait_s > 1.5 * phase.seconds else 0.0
+    if phase.cause:  # beyond the batch's own delay: those of the other ranks' batches that its worker makes
+        others_s = (case.ranks / case.workers - 1) * phase.seconds
+        return min(wait_s - phase.seconds, others_s) if wait_s > 1.5 * phase.seconds else 0.0
     if wait_s < phase.seconds / 2:
         return 0.0
     return wait_s if phase.stage in ("lane", "transfer") else min(wait_s, phase.seconds)

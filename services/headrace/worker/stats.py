@@ -15,8 +15,10 @@ from headrace.telemetry import metrics
 from headrace.wire.tls import ServerTls
 from headrace.worker.make_batch import Made
 
-# Weight of the newest batch in the measured speed: the last ten or so count.
+# Weight of the newest batch in the measured speed: the last ten or so count. Reads vary more, and lanes must not move for two
+# slow ones in a row: of them the last hundred or so count.
 _SPEED_WEIGHT = 0.2
+_READ_WEIGHT = 0.02
 
 
 class WorkerStats:
@@ -29,7 +31,7 @@ class WorkerStats:
     def __init__(self, registry: CollectorRegistry, batches_in_flight: int = 3) -> None:
         self.registry = registry
         self._in_flight = batches_in_flight
-        self.samples_per_s = 0.0
+        self.samples_per_s = self._engine_speed = self._reads_speed = 0.0
         self._busy_until_s = time.monotonic()
         self._busy_share = 0.0
         self._samples = metrics.counter("headrace_samples_made_total", registry)
@@ -62,10 +64,10 @@ class WorkerStats:
 
     def made(self, job: str, samples: int, transport: str, made: Made) -> None:
         """Count a batch that the engine finished."""
-        speed = samples / max(made.busy_s, (made.read_s + made.busy_s) / self._in_flight, 1e-9)
-        self.samples_per_s = (
-            speed if self.samples_per_s == 0 else self.samples_per_s + _SPEED_WEIGHT * (speed - self.samples_per_s)
-        )
+        self._engine_speed = _mean(self._engine_speed, samples / max(made.busy_s, 1e-9), _SPEED_WEIGHT)
+        reads_speed = self._in_flight * samples / max(made.read_s + made.busy_s, 1e-9)
+        self._reads_speed = _mean(self._reads_speed, reads_speed, _READ_WEIGHT)
+        self.samples_per_s = min(self._engine_speed, self._reads_speed)
         self._samples.labels(job).inc(samples)
         self._batches.labels(job).inc()
         self._read_bytes.inc(made.read_bytes)
@@ -110,3 +112,8 @@ class WorkerStats:
     def heartbeat_failed(self, code: str) -> None:
         """A heartbeat that was not."""
         self._heartbeat_failures.labels(code).inc()
+
+
+def _mean(before: float, newest: float, weight: float) -> float:
+    """A moving mean; 0 before the first."""
+    return before + weight * (newest - before) if before else newest

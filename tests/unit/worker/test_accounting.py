@@ -32,6 +32,18 @@ def test_a_worker_is_as_fast_as_its_engine_or_where_these_are_slower_its_reads(
     assert stats.samples_per_s == pytest.approx(64 / per_batch_s)
 
 
+def test_a_few_slow_reads_move_no_lanes_and_lasting_ones_count() -> None:
+    stats = WorkerStats(CollectorRegistry(), batches_in_flight=3)
+    for _ in range(50):
+        stats.made("job", 64, "shm", made(0.05, 0.1))
+    for _ in range(3):
+        stats.made("job", 64, "shm", made(20.0, 0.1))
+    assert stats.samples_per_s == pytest.approx(640)
+    for _ in range(300):
+        stats.made("job", 64, "shm", made(2.9, 0.1))
+    assert stats.samples_per_s == pytest.approx(64, rel=0.3)
+
+
 async def test_until_a_rank_is_connected_its_lane_is_of_no_use_to_it() -> None:
     async with running(Rig()) as rig:
         work = await rig.session()
