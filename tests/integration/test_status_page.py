@@ -277,6 +277,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_makes_no_html_of_text() -> No
     for path in FILES.iterdir():
         text = path.read_text()
         assert not re.findall(r"(?:src|href)=\"(?:https?:)?//|@import|url\(|https?://(?!www\.w3\.org)", text), path.name
+        assert not re.findall(r"(?:src|href|from|ask\() ?=?\"/", text), "relative, or it fails behind a path prefix"
         assert not re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function|\.on[a-z]+ *=", text)
         assert not re.findall(r"<[^>]* (?:style|on\w+)=|<style|<script(?! type=\"module\" src)", text), path.name
 

@@ -60,6 +60,8 @@ async def show(coordinator: Coordinator, world: World) -> None:
     board._fleet = replace(board._fleet, workers=world.state.workers)
     board.loaded = True
     for rank, record in world.state.ranks.items():
+        begun = replace(record, elapsed_s=0.001, wait_s=0.0, waits=(), consumed=1)
+        board.recent.note(world.state.name, rank, begun)
         board.recent.note(world.state.name, rank, record)
     await coordinator.ledger.quarantine.record("job", [BadSample(0, 4, ESCAPE, "corrupt")])
     coordinator.ledger.events.add("lane_trouble", ESCAPE, job="job", level="warning")
@@ -79,7 +81,7 @@ def test_all_jobs_and_one_job_are_shown_in_plain_words(coordinator: Coordinator)
     lines = one.splitlines()
     heads = next(i for i, line in enumerate(lines) if line.startswith("rank "))
     assert lines[heads + 1].split()[0] == "0" and lines[heads + 2].split()[0] == "1", "worst first"
-    assert "decode 22%" in lines[heads + 1] and "DDDDDD" in lines[heads + 1]
+    assert "decode 23%, read 2.5%" in lines[heads + 1] and "DDDDDD" in lines[heads + 1]
     assert "headrace quarantine job" in one and "a has 12" in one
     assert r"\x1b[31mred" in one and "of another job" not in one
 
@@ -91,7 +93,7 @@ def test_json_is_what_the_api_says(coordinator: Coordinator) -> None:
     assert [job["job"] for job in found["jobs"]] == ["job"]
     one = json.loads(run("job", "--admin", coordinator.admin, "--json").output)
     shares = one["job"]["ranks"][0]["recent_share_by_cause"]
-    assert shares == pytest.approx({"decode": 0.225, "read": 0.025})
+    assert shares == pytest.approx({"decode": 0.225, "read": 0.025}, rel=1e-3)
     assert sum(shares.values()) == pytest.approx(one["job"]["ranks"][0]["recent_starvation_ratio"])
 
 

@@ -16,6 +16,7 @@ from headrace.core.events import JobState
 from headrace.core.job import StreamState
 from headrace.core.records import JobRecord, LaneTrouble, RankRecord, SessionRecord
 from headrace.core.session_plan import SessionPlan
+from headrace.core.starvation import CAUSES
 from tests.unit.session_world import SPEC
 
 RANK = RankRecord(1, "n", 0)
@@ -127,3 +128,22 @@ def test_dropped_samples_are_those_of_epochs_that_are_over(first: int, tail: Any
         whole = 0 if tail == "pad" else 4000 - 62 // 3 * 3 * 64
         assert dropped(state) == (whole, sum(plan.dropped_in(epoch) for epoch in over))
     assert dropped(replace(state, ranks={}))[1] == sum(plan.dropped_in(e) for e in range(1, plan.epoch))
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 30), st.floats(0, 1), st.sampled_from(CAUSES)), min_size=1, max_size=60))
+def test_shares_by_cause_add_up_to_the_ratio(steps: list[tuple[float, float, str]]) -> None:
+    recent, record, waits = Recent(), replace(RANK, consumed=1), dict[str, float]()
+    recent.note("job", 0, record)
+    for number, (elapsed_s, share, cause) in enumerate(steps):
+        waits[cause] = waits.get(cause, 0.0) + elapsed_s * share
+        record = replace(
+            record,
+            elapsed_s=record.elapsed_s + elapsed_s,
+            wait_s=sum(waits.values()),
+            waits=tuple(waits.items()),
+            consumed=number + 2,
+        )
+        recent.note("job", 0, record)
+        shares = recent.shares("job", 0, record)
+        assert min(shares.values(), default=0.0) >= 0
+        assert math.isclose(sum(shares.values()), recent.ratio("job", 0, record), abs_tol=1e-6)

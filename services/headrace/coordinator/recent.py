@@ -79,8 +79,10 @@ class Recent:
     def shares(self, job: str, rank: int, record: RankRecord) -> dict[str, float]:
         """Of its recent time, the share waited by cause; they add up to `ratio`."""
         wait = self.wait(job, rank, record)
-        total = sum(wait.waits.values())
-        return {cause: wait.ratio * seconds / total for cause, seconds in wait.waits.items() if seconds} if total else {}
+        # Marks are fewer than points: what was waited before the first mark has the causes of all that it waited.
+        waits = wait.waits if any(wait.waits.values()) else waits_so_far(record)
+        total = sum(waits.values())
+        return {cause: wait.ratio * seconds / total for cause, seconds in waits.items() if seconds} if total else {}
 
     def waits(self, job: str, rank: int, record: RankRecord) -> dict[str, float]:
         """Seconds waited by cause; none of them ever goes back, and they add up to all that it waited."""

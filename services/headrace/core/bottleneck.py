@@ -46,7 +46,7 @@ _ACTIONS: Mapping[str, tuple[str, str]] = {
     ),
 }
 _BY_SHM = ("transfer", "shm", "look at the worker's load: it publishes batches late, though through shared memory")
-_LEAVE = ("leave the loader alone: the step is the limit", "make the step faster, or be content: a better loader wins nothing")
+_LEAVE = ("leave the loader alone: the step is the limit", "speed up the step, or be content: a better loader wins nothing")
 _WAIT = "nothing yet: less than a tenth could be won"
 
 
