@@ -355,11 +355,13 @@ def test_a_store_that_lost_everything_is_rebuilt_from_the_peers(cluster: Cluster
     one.report(session, 0, 9, committed=8)
     two.report(session, 1, 9, committed=8)
     assert watch.error is None
-    job = until(
-        lambda: next((j for j in [get(cluster.coordinators[1].admin_address, "/api/jobs/job")] if len(j["ranks"]) == 2), None),
-        "the job",
-    )
-    assert [rank["committed"] for rank in job["ranks"]] == [8, 8]
+
+    def known() -> dict[str, Any] | None:
+        """As the other replica has it, once it has looked again."""
+        found: dict[str, Any] = get(cluster.coordinators[1].admin_address, "/api/jobs/job")
+        return found if [rank["committed"] for rank in found["ranks"]] == [8, 8] else None
+
+    job = until(known, "the job")
     assert (job["attempt"], job["samples"], job["lanes_moved"]) == (1, 200, 0)
     watch.close()
 
