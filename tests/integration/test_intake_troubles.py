@@ -26,6 +26,7 @@ def test_a_lane_of_a_worker_that_refuses_us_is_told_and_comes_from_its_next_owne
     unable.refuse = [NO_DATA] * 1000
     intake = bench.intake(transport)
     intake.update(bench.tables.give(unable))
+    until(lambda: unable.hellos, "it has refused us once: a fetcher takes its time to start")
     with pytest.raises(Exception, match="no manifest at /data"):
         intake.take(0, 1.5)
     troubles = intake.status().troubles
