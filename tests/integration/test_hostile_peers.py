@@ -35,6 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("fleet"), coordinators=1, workers=1) as running:
         coordinator = running.coordinators[0]
         eventually(lambda: is_ready(coordinator.admin_address), "the coordinator has read its jobs")
+        eventually(lambda: health_of(coordinator.address) == health_pb2.HealthCheckResponse.SERVING, "its gRPC health follows")
         yield running
 
 
@@ -73,13 +74,18 @@ def address_of(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def speaks_grpc(address: str) -> None:
-    """A fresh good peer is answered."""
+def health_of(address: str) -> int:
+    """As a fresh peer is told."""
     with grpc.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=DEADLINE_S, wait_for_ready=True
         )
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        return int(answer.status)
+
+
+def speaks_grpc(address: str) -> None:
+    """A fresh good peer is answered."""
+    assert health_of(address) == health_pb2.HealthCheckResponse.SERVING
 
 
 def speaks_http(address: str) -> None:
