@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -78,7 +79,7 @@ def test_ranks_that_share_too_few_workers_are_told_that_these_are_busy_and_how_m
 
 
 class Views:
-    """What the coordinator says at one moment of a run."""
+    """What the coordinator says at one moment of a run; the ranks do nothing until it has measured them for long enough."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -88,8 +89,11 @@ class Views:
 
     def look(self, index: int, cluster: Cluster) -> None:
         if index == self._index:
-            self.job = json.loads(get(cluster, "/api/jobs/causes"))
             self.scaling = json.loads(get(cluster, "/api/scaling"))
+            end_s = time.monotonic() + 20
+            while self.job.get("verdict", "unknown") == "unknown" and time.monotonic() < end_s:
+                self.job = json.loads(get(cluster, "/api/jobs/causes"))
+                time.sleep(0.2)
             self.metrics = get(cluster, "/metrics")
 
 
