@@ -80,7 +80,22 @@ def test_leaving_twice_or_late_is_no_error() -> None:
     world.do(Leave(1, 0, "n0", None))
     assert world.state == after
     world.join(0, attempt=2, nonce="x")
-    world.do(Leave(1, 0, "n0", last))
+    world.do(Leave(1, 0, "n0", None))
+
+
+def test_a_goodbye_whose_commit_comes_too_late_is_told() -> None:
+    """A job started anew beside itself: its ranks leave with a last checkpoint while the next attempt begins."""
+    world = World()
+    world.open()
+    world.form()
+    world.do(Progress(1, 1, "n1", None, 4, 3))
+    world.join(0, attempt=2, nonce="x")
+    world.do(Leave(1, 1, "n1", Progress(1, 1, "n1", None, 5, 3)))  # nothing that is not recorded
+    before = world.state
+    for rank, last in ((1, Progress(1, 1, "n1", None, 5, 5)), (0, Progress(1, 0, "n0", None, 5, 5))):
+        with pytest.raises(SessionSuperseded, match="attempt 2 of job job has begun"):
+            world.do(Leave(1, rank, f"n{rank}", last))
+    assert world.state == before
 
 
 # --- healing ---------------------------------------------------------------------------------------------------------

@@ -249,13 +249,16 @@ def _progress(state: JobState, event: Progress, now_us: int, rules: Rules) -> tu
 
 
 def _leave(state: JobState, event: Leave, now_us: int, rules: Rules) -> tuple[JobState, Sequence[Effect]]:
-    """Idempotent: leaving what one no longer holds is no error."""
+    """Idempotent: leaving what one no longer holds is no error, unless its last commit came too late to be recorded."""
     effects: Sequence[Effect] = ()
+    record = state.ranks.get(event.rank)
+    mine = record is not None and record.attempt == event.attempt and record.nonce == event.nonce
     if event.last is not None:
         try:
             state, effects = _progress(state, event.last, now_us, rules)
         except (SessionSuperseded, SessionUnknown, RankClaimed):
-            effects = ()
+            if event.last.committed > (record.committed if record is not None and mine else 0):
+                raise  # answered with "done", the commit would be lost without a word
     record = state.ranks.get(event.rank)
     if record is None or record.attempt != event.attempt or record.nonce != event.nonce or record.left:
         return state, effects
