@@ -1,6 +1,7 @@
 """An example of a trainer, run by the chart's example Job: takes batches, trains nothing, and says how fast they came.
 
-TLS and the job's token come from HEADRACE_* variables, see client.security.SecurityOptions. A rank is one pod of an indexed Job.
+TLS and the job's token come from HEADRACE_* variables, see client.security.SecurityOptions. A rank is one pod of an indexed
+Job.
 """
 
 import argparse
@@ -27,5 +28,6 @@ with job.stream(rank=rank, world=options.world, epochs=options.epochs, transport
             batch.pixels.mean()  # here a training step would be
         stream.commit()
         stats = stream.stats()
-        print(f"rank {rank}, epoch {epoch}: {stats.images} images, {stats.images_per_s:.0f} images/s, {stats.transport}", flush=True)
+        speed = f"{stats.images} images, {stats.images_per_s:.0f} images/s, {stats.transport}"
+        print(f"rank {rank}, epoch {epoch}: {speed}", flush=True)
         print(f"waited {stats.wait_s:.2f} s of {stats.elapsed_s:.2f} s", flush=True)
