@@ -30,7 +30,6 @@ IMPOSSIBLE = {
     "store: {mode: external, external: {url: 'redis://h:6379', caSecret: {name: c}}}": "would never be looked at",
     "workers: {cpu: {kind: DaemonSet, sockets: {mode: hostPath}, autoscaling: {mode: hpa}}}": "which has one pod a node",
     "workers: {cpu: {autoscaling: {mode: hpa, min: 5, max: 4}}}": "autoscaling.min 5 is above max 4",
-    "workers: {cpu: {autoscaling: {mode: hpa, min: 0}}}": "a HorizontalPodAutoscaler refuses: use 1, or mode keda",
     "workers: {cpu: {autoscaling: {mode: keda}}}": "prometheusAddress is empty",
     "workers: {cpu: {sockets: {mode: claim}}}": "sockets.claim is empty",
     "workers: {cpu: {kind: DaemonSet, sockets: {mode: claim, claim: c}}}": "one claim is one node's volume",

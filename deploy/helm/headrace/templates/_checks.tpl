@@ -78,9 +78,6 @@
 {{- if and (ne $auto.mode "none") (gt (int $auto.min) (int $auto.max)) -}}
 {{- fail (printf "workers.%s.autoscaling.min %d is above max %d" .name (int $auto.min) (int $auto.max)) -}}
 {{- end -}}
-{{- if and (eq $auto.mode "hpa") (lt (int $auto.min) 1) -}}
-{{- fail (printf "workers.%s.autoscaling.min is 0, which a HorizontalPodAutoscaler refuses: use 1, or mode keda" .name) -}}
-{{- end -}}
 {{- if and (eq $auto.mode "keda") (not $auto.prometheusAddress) -}}
 {{- fail (printf "workers.%s.autoscaling.mode is keda and prometheusAddress is empty: give Prometheus' address, such as http://prometheus.monitoring.svc:9090" .name) -}}
 {{- end -}}
