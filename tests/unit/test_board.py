@@ -77,6 +77,10 @@ class World(MemoryStore):
         assert job is not None
         return {lane.owner for lane in job.lanes.values()}
 
+    def kinds(self) -> list[str]:
+        """What was told of workers, oldest first."""
+        return [event.kind for event in self.ledger.events.newest()[::-1] if event.kind.startswith("worker_")]
+
     def moved(self) -> int:
         job = self.board.job("job")
         assert job is not None
@@ -113,6 +117,32 @@ async def test_an_outage_moves_no_lane_of_workers_that_lived_through_it(world: W
     assert world.moved() == before
     await world.go(4, "a")  # and now worker b is really dead
     assert world.owners() == {"a"}
+
+
+@pytest.mark.parametrize("cause", ["restart", "store", "pause"])
+async def test_after_an_outage_only_workers_that_died_in_it_are_told_as_silent(world: World, cause: str) -> None:
+    """As lanes move: not before all had the time to say that they live. Nor has anybody come who was there before."""
+    await world.go(4, "ab")
+    before = world.kinds()
+    if cause == "store":
+        world.down = True
+        for _ in range(120):
+            world.now_us += S // 2
+            await world.board._pass_or_tell()
+        world.down = False
+    else:
+        world.now_us += 60 * S
+    if cause == "restart":
+        world.replica()
+        before = []
+    await world.board.refresh()  # nobody has had the time to say anything
+    world.now_us += S
+    await world.board.refresh()
+    await world.go(1, "a")
+    await world.go(5, "ab")
+    assert world.kinds() == before
+    await world.go(4, "a")
+    assert world.kinds() == [*before, "worker_silent"]
 
 
 async def test_workers_that_died_in_an_outage_are_replaced_a_ttl_after_it(world: World) -> None:

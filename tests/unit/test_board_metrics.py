@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.coordinator.admin_views import job_summary, job_view, worker_view
 from headrace.coordinator.instruments import BoardCollector
 from headrace.core.events import Progress
 from headrace.telemetry.metrics import CATALOGUE
 from tests.unit.session_world import S
-from tests.unit.test_board import World
+from tests.unit.test_board import World, idle
 
 
 def exported(world: World) -> dict[str, list[dict[str, str]]]:
@@ -35,12 +37,12 @@ async def test_jobs_that_nobody_uses_are_no_series_and_come_back_with_a_rank() -
     await world.board.refresh()
     assert "headrace_lanes" in exported(world)
     world.now_us += 400 * S
-    await world.board.refresh()
+    await idle(world, 8)  # the first passes after a time without any are blind
     assert world.board.job("job") is not None
     assert not [labels for series in exported(world).values() for labels in series if "job" in labels]
     await world.beat("ab")
     await world.ledger.update("job", waited, rank=0)
-    await world.board.refresh()
+    await world.board.refresh("job")  # as its hint has it done
     assert "headrace_rank_wait_seconds_total" in exported(world)
 
 
@@ -62,3 +64,87 @@ async def test_the_stores_clock_is_held_against_ours() -> None:
     skew = registry.get_sample_value("headrace_store_clock_skew_seconds")
     assert skew is not None
     assert skew < -1e6  # the store of this test lives in 2023
+
+
+# Of a replica that cannot read the store, these are of its own doing.
+OWN = {"headrace_store_failing_seconds"}
+
+
+@pytest.mark.parametrize("failing_s", [0.5, 9.5, 10.5, 3600.0])
+async def test_a_replica_cut_off_from_the_store_counts_nobody_dead_and_is_soon_silent(
+    failing_s: float,
+) -> None:
+    """Its clock runs on beside a snapshot that stands still: all leases look lost, and no worker and no rank alive."""
+    world = World()
+    await world.form()
+    before = values(world)
+    assert before["headrace_workers_live"] == 2
+    assert before["headrace_lanes_unowned"] == 0
+    assert before["headrace_job_ranks_live"] == 1
+    assert before["headrace_desired_workers"] > 0
+    await cut_off(world)
+    world.now_us += int(failing_s * S)
+    world.own_us += int(failing_s * S)
+    after = values(world)
+    assert after.pop("headrace_store_failing_seconds") == failing_s
+    if failing_s > 10:
+        assert not after
+    else:
+        assert after.keys() | OWN == before.keys()
+        same = after.keys() - {"headrace_store_clock_skew_seconds"}
+        assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    world.down = False
+    await world.board._pass_or_tell()  # the first that can read again: nobody has had the time to say anything
+    after = values(world)
+    assert after.keys() == before.keys()
+    same = after.keys() - {"headrace_store_clock_skew_seconds"}
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+
+
+async def test_a_replica_that_never_read_the_store_exports_for_how_long() -> None:
+    world = World()
+    await cut_off(world)
+    world.own_us += 5 * S
+    assert values(world)["headrace_store_failing_seconds"] == 5
+
+
+async def test_the_views_judge_by_what_was_read_while_the_store_is_away() -> None:
+    world = World()
+    await world.form()
+    board = world.board
+    await cut_off(world)
+    world.now_us += 3600 * S
+    world.down = False  # but no pass has found out: only the list of bad samples is read for the view
+    state = board.job("job")
+    assert state is not None
+    summary, view = job_summary(board, state), await job_view(board, world.ledger, state)
+    assert (summary.ranks_live, summary.lanes_unowned) == (1, 0)
+    assert summary.verdict == view.verdict
+    assert [rank.live for rank in view.ranks] == [True]
+    assert [worker_view(board, record).live for record in board.workers()] == [True, True]
+    for _ in range(8):  # and who says nothing after it is dead
+        world.now_us += S // 2
+        await board.refresh()
+    state = board.job("job")
+    assert state is not None
+    summary = job_summary(board, state)
+    assert summary.ranks_live == 0
+    assert summary.lanes_unowned == summary.lanes
+    assert [worker_view(board, record).live for record in board.workers()] == [False, False]
+
+
+async def cut_off(world: World) -> None:
+    """The store goes away, and a pass finds out."""
+    world.down = True
+    await world.board._pass_or_tell()
+
+
+def values(world: World) -> dict[str, float]:
+    """Sums of all series, by metric."""
+    registry = CollectorRegistry()
+    registry.register(BoardCollector(world.board))
+    found = dict[str, float]()
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found

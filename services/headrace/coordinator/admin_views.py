@@ -172,15 +172,15 @@ class WorkerView(BaseModel):
 def job_summary(board: Board, state: JobState) -> JobSummary:
     """A job in short; it must be open."""
     assert state.job is not None
-    session, judged = state.session, judge_job(board.recent, state, board.now_us())
+    session, judged = state.session, judge_job(board.recent, state, board.seen_us())
     return JobSummary(
         job=state.name,
         attempt=session.attempt if session else 0,
         formed=bool(session and session.formed),
         world=session.world if session else 0,
-        ranks_live=sum(record.alive(board.now_us()) for record in members_of(state).values()),
+        ranks_live=sum(record.alive(board.seen_us()) for record in members_of(state).values()),
         lanes=session.lanes if session else 0,
-        lanes_unowned=lanes_unowned(state, board.now_us()),
+        lanes_unowned=lanes_unowned(state, board.seen_us()),
         fingerprint=state.job.spec.fingerprint,
         verdict=judged.verdict,
         trend=judged.trend,
@@ -257,7 +257,7 @@ def _rank(board: Board, job: str, rank: int, record: RankRecord) -> Rank:
     judged = judge_rank(board.recent.wait(job, rank, record))
     return Rank(
         rank=rank,
-        live=record.alive(board.now_us()),
+        live=record.alive(board.seen_us()),
         left=record.left,
         node=record.node,
         transport=record.transport,
@@ -282,7 +282,7 @@ def worker_view(board: Board, record: WorkerRecord) -> WorkerView:
     held = {job.name: sum(1 for lane in job.lanes.values() if lane.owner == name) for job in board.jobs()}
     return WorkerView(
         worker=name,
-        live=record.alive(board.now_us()),
+        live=record.alive(board.seen_us()),
         draining=record.draining,
         unable_jobs=list(record.unable),
         grpc=record.endpoint.grpc,

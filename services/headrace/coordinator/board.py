@@ -61,6 +61,7 @@ class Board:
         self._clock_us = clock_us
         self._old_since_us: dict[str, int] = {}
         self._looked_us = 0
+        self._seen_us = 0
         self._blind_until_us = 0
         self._jobs: dict[str, JobState] = {}
         self._fleet = Fleet(0, {}, frozenset())
@@ -69,7 +70,7 @@ class Board:
         self._changed: dict[str, asyncio.Event] = {}
         self._passing = asyncio.Lock()
         self._passes = 0
-        self._failing_since_s: float | None = None
+        self._failing_since_us: int | None = None
         self.store_error = ""  # what the last pass failed with
         self.loaded = False
         self.recent = Recent()
@@ -84,6 +85,11 @@ class Board:
         """The store's clock, as last seen and carried on by ours."""
         return self._ledger.now_us()
 
+    def seen_us(self) -> int:
+        """The store's clock at the last pass that read it and was not blind. What is shown is judged by this: by a clock that
+        runs on beside a snapshot that stands still, while the store is away, everybody would look dead."""
+        return self._seen_us
+
     def jobs(self) -> Iterator[JobState]:
         """All jobs, by name."""
         return iter([self._jobs[name] for name in sorted(self._jobs)])
@@ -97,8 +103,8 @@ class Board:
         return [self._fleet.workers[name] for name in sorted(self._fleet.workers)]
 
     def live_workers(self) -> list[WorkerRecord]:
-        """Workers whose heartbeats are in time."""
-        return [worker for worker in self.workers() if worker.alive(self.now_us())]
+        """Workers whose heartbeats were in time at the last pass."""
+        return [worker for worker in self.workers() if worker.alive(self._seen_us)]
 
     def lane_table(self, job: JobState) -> LaneTable:
         """A job's lane table; its version is the store's time, so that it grows whatever replica one asks."""
@@ -125,11 +131,14 @@ class Board:
         async with self._passing:
             self._fleet = await self._ledger.fleet()
             self._look(self._fleet.now_us)
-            self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
+            if not self._blind:  # silence says nothing then, neither to the rules nor to readers
+                self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
             names = sorted(self._due()) if job is None else [job]
             gate = asyncio.Semaphore(_JOBS_AT_ONCE)
             results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
             _tell_failures(dict(zip(names, results, strict=True)))
+            if not self._blind or not self._seen_us:
+                self._seen_us = self._fleet.now_us
             if job is None:
                 self._end_pass()
                 if self._passes % _FORGET_PASSES == 0 and not self._blind:
@@ -188,27 +197,26 @@ class Board:
             await self.refresh(job)
         except HeadraceError as error:
             self.store_error = error.message
-            if self._failing_since_s is None:
-                self._failing_since_s = time.monotonic()
+            if self._failing_since_us is None:
+                self._failing_since_us = self._clock_us()
                 self._ledger.events.add("store_lost", error.message, level="warning")
                 log.warning("store_lost", error=str(error), note="tried again at every tick; leases are kept")
         else:
             self.store_error = ""
-            if self._failing_since_s is not None:
-                text = f"the store answers again, after {time.monotonic() - self._failing_since_s:.0f} s"
-                self._ledger.events.add("store_found", text)
-                log.info("store_found", after_s=round(time.monotonic() - self._failing_since_s, 1))
-                self._failing_since_s = None
+            if self._failing_since_us is not None:
+                self._ledger.events.add("store_found", f"the store answers again, after {self.failing_s:.0f} s")
+                log.info("store_found", after_s=round(self.failing_s, 1))
+                self._failing_since_us = None
 
     @property
     def healthy(self) -> bool:
         """True once all jobs were read, and while the store answers."""
-        return self.loaded and self._failing_since_s is None
+        return self.loaded and self._failing_since_us is None
 
     @property
     def failing_s(self) -> float:
         """How long passes have been failing; 0 while they don't."""
-        return time.monotonic() - self._failing_since_s if self._failing_since_s is not None else 0.0
+        return (self._clock_us() - self._failing_since_us) / 1e6 if self._failing_since_us is not None else 0.0
 
     def _due(self) -> set[str]:
         if self._passes % _IDLE_PASSES == 0:
@@ -256,7 +264,8 @@ class Board:
         for name in self._jobs.keys() - self._fleet.jobs:
             self._drop(name)
         self.recent.keep({(job.name, rank, r.nonce) for job in self._jobs.values() for rank, r in members_of(job).items()})
-        self.scaling.look(self._jobs.values(), self._fleet.workers, self._fleet.now_us, self._ledger.rules)
+        if not self._blind:  # or the fleet would be told to shrink, since nobody seems to train
+            self.scaling.look(self._jobs.values(), self._fleet.workers, self._fleet.now_us, self._ledger.rules)
 
     def _drop(self, name: str) -> None:
         self._jobs.pop(name, None)

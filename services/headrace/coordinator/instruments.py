@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # A job that nobody has used for so long is not exported; it comes back with its first rank.
 _EXPORT_US = 600_000_000
+# Without the store for longer, a replica knows nothing of the fleet: figures of another time would be taken for those of now.
+_STALE_S = 10.0
 
 
 class Instruments:
@@ -91,7 +93,10 @@ def dropped(job: JobState) -> tuple[int, int]:
 
 
 class BoardCollector(Collector):
-    """Jobs, ranks, lanes and workers, as the board last saw them. Every replica exports the same: don't sum over them."""
+    """Jobs, ranks, lanes and workers, as the board last saw them. Every replica exports the same: don't sum over them.
+
+    A replica that cannot read the store exports only for how long; the others' figures are then all there are.
+    """
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -103,7 +108,12 @@ class BoardCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """All families at this moment, of jobs that were used lately: those of a year would be a hundred thousand series."""
-        now_us = self._board.now_us()
+        failing = metrics.gauge_family("headrace_store_failing_seconds")
+        failing.add_metric([], self._board.failing_s)
+        yield failing
+        if self._board.failing_s > _STALE_S:
+            return
+        now_us = self._board.seen_us()
         self._used = [job for job in self._board.jobs() if last_used_us(job) >= now_us - _EXPORT_US]
         yield from self._workers()
         yield from self._jobs()
@@ -139,9 +149,9 @@ class BoardCollector(Collector):
             members = list(members_of(job).values())
             attempt.add_metric([job.name], job.session.attempt)
             ranks.add_metric([job.name], job.session.world)
-            live.add_metric([job.name], sum(record.alive(self._board.now_us()) for record in members))
+            live.add_metric([job.name], sum(record.alive(self._board.seen_us()) for record in members))
             lanes.add_metric([job.name], job.session.lanes)
-            unowned.add_metric([job.name], lanes_unowned(job, self._board.now_us()))
+            unowned.add_metric([job.name], lanes_unowned(job, self._board.seen_us()))
             remade.add_metric([job.name], sum(record.remade for record in members))
             lost.add_metric([job.name], dropped(job)[1])
         return attempt, ranks, live, lanes, unowned, remade, bad, lost
@@ -152,7 +162,7 @@ class BoardCollector(Collector):
         for job in self._used:
             if job.session is None:
                 continue
-            judged = judge_job(self._board.recent, job, self._board.now_us())
+            judged = judge_job(self._board.recent, job, self._board.seen_us())
             for name in VERDICTS:
                 verdict.add_metric([job.name, name], name == judged.verdict)
             ratio.add_metric([job.name], judged.ratio)

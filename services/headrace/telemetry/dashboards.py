@@ -29,7 +29,7 @@ COLUMNS = 24
 _SOURCE = kinds.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _ALL = models.VariableOption(selected=True, text="All", value="$__all")
 _VARIABLES = (
-    ("namespace", "Namespace", "label_values(headrace_workers_live, namespace)"),
+    ("namespace", "Namespace", "label_values(headrace_store_failing_seconds, namespace)"),
     ("job", "Training", 'label_values(headrace_job_ranks{namespace=~"$namespace"}, job)'),
     ("rank", "Rank", 'label_values(headrace_rank_elapsed_seconds_total{namespace=~"$namespace", job=~"$job"}, rank)'),
 )

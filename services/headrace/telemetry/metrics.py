@@ -90,6 +90,9 @@ _COORDINATOR: tuple[Metric, ...] = (
     Metric("headrace_store_clock_skew_seconds", "gauge", "coordinator",
            "The store's clock less this coordinator's: leases go by the one, certificates and job tokens by the other.",
            (), "seconds"),
+    Metric("headrace_store_failing_seconds", "gauge", "coordinator",
+           "For how long this coordinator has failed to read the store; 0 while it can. After 10 s it exports nothing of jobs, "
+           "ranks and workers.", (), "seconds"),
     Metric("headrace_store_conflicts_total", "counter", "coordinator", "Writes repeated since another replica wrote first."),
     Metric("headrace_store_errors_total", "counter", "coordinator",
            "Requests that the store failed or refused, by why.", ("reason",)),

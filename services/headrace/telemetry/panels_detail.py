@@ -300,6 +300,13 @@ SERVICES = Row(
             nothing="none",
         ),
         Panel(
+            "Time without the store",
+            "For how long each coordinator has failed to read the store. High: as beside; on one coordinator alone, "
+            "it is cut off.",
+            "s",
+            (Query(f"max by (instance) (headrace_store_failing_seconds{{{FLEET}}})", "{{instance}}"),),
+        ),
+        Panel(
             "Writes repeated",
             "Another replica wrote first. High: many replicas tick the same trainings; they lose time, nothing else.",
             "reqps",
