@@ -58,7 +58,6 @@ NOTHING_HERE = {
     "Share of samples replaced, by why": WELL,
     "Bad samples handed over": WELL,
     "HeadraceBadSamples": WELL,
-    "HeadraceStoreUnreachable": WELL,
     "HeadraceCallsRefused": WELL,
     "HeadraceCoordinatorAbsent": "a coordinator is there",
     "HeadraceCertificateExpires": OPEN,
