@@ -192,12 +192,16 @@ def test_a_batch_that_no_memory_holds_is_told_to_the_trainer(transport: str, fle
 def test_ports_in_use_are_told_in_a_line(fleet: Cluster, tmp_path: Path) -> None:
     worker, sockets = fleet.workers[0], str(fleet._sockets)
     http = worker.admin_address
-    base = ["worker", "--coordinator", fleet.addresses, "--grpc-address", free_address(), "--metrics-address", ""]
+    base = ["worker", "--coordinator", fleet.addresses, "--metrics-address", ""]
     coordinator = ["coordinator", "--store", fleet.store_url]
     cases: dict[str, tuple[list[str], str]] = {
         "worker-grpc": ([*base, "--name", "w1", "--socket-dir", "", "--grpc-address", worker.address], worker.address),
-        "worker-metrics": ([*base, "--name", "w2", "--socket-dir", "", "--metrics-address", http], http),
-        "worker-socket": ([*base, "--name", worker.name, "--socket-dir", sockets], f"{worker.name}.sock"),
+        "worker-metrics": (
+            [*base, "--name", "w2", "--socket-dir", "", "--grpc-address", free_address(), "--metrics-address", http], http,
+        ),
+        "worker-socket": (
+            [*base, "--name", worker.name, "--socket-dir", sockets, "--grpc-address", free_address()], f"{worker.name}.sock",
+        ),
         "coordinator-grpc": ([*coordinator, "--admin-address", "", "--grpc-address", fleet.addresses], fleet.addresses),
         "coordinator-admin": (
             [*coordinator, "--grpc-address", free_address(), "--admin-address", fleet.coordinators[0].admin_address],

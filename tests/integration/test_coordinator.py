@@ -293,7 +293,7 @@ def test_lanes_leave_workers_that_cannot_be_used(cluster: Cluster, dataset: str)
     rank = get(admin, "/api/jobs/job")["ranks"][0]
     assert rank["waiting_s"] == 9
     assert rank["wait_s"] == sum(rank["wait_s_by_cause"].values()) == 9
-    assert rank["wait_s_by_cause"].keys() <= {"transfer", "worker_busy"}
+    assert rank["wait_s_by_cause"].keys() <= {"lane_wait", "transfer", "worker_busy"}
 
 
 def test_a_watch_ends_when_a_later_attempt_begins(cluster: Cluster, dataset: str) -> None:

@@ -55,6 +55,7 @@ class Monitor:
         self._issued: dict[tuple[str, int, int], tuple[str, str]] = {}
         self._made_by: dict[tuple[str, int, int], int] = {}
         self._holders: dict[tuple[str, int, int, int], str] = {}
+        self._takers_since_us = 0
         self.most_workers = 0
         self.lanes: dict[str, int] = {}
         self.oracles: dict[str, Oracle] = {}
@@ -153,6 +154,10 @@ class Monitor:
         most_s = MOVED_S + 10 * store.wait_s
         workers = {name: records.worker_from_bytes(each.data) for name, each in store._tables.get(WORKERS, {}).items()}
         over = [name for name, worker in workers.items() if worker.alive_until_us + most_s * 1e6 < store.now_us()]
+        if not any(worker.alive(store.now_us()) and not worker.draining and not worker.unable for worker in workers.values()):
+            self._takers_since_us = store.now_us()  # a lane that nobody can take keeps its owner
+        if store.now_us() - self._takers_since_us < most_s * 1e6:
+            return
         for job in jobs if over and quiet_s > most_s else ():
             main = store._tables.get(Table(f"job:{job}", "main"), {}).get("session")
             if main is not None and records.session_from_bytes(main.data).formed:
