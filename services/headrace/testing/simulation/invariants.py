@@ -135,7 +135,8 @@ class Monitor:
             )
             self._check("session_stays_as_formed", same and new.window >= old.window, lambda: f"{job}: {old} -> {new}")
 
-        if new.attempt > old.attempt and old.formed:
+        healed = store.forgot and new.formed  # told again by a peer, which knows where it began and nothing else
+        if new.attempt > old.attempt and old.formed and not healed:
             self._falls_back(store, job, old, new)
 
     def _falls_back(self, store: SimulatedStore, job: str, old: SessionRecord, new: SessionRecord) -> None:
