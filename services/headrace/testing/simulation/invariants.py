@@ -26,9 +26,8 @@ from headrace.testing.simulation.worker import BAD_SAMPLE, WorkerProcess, has_ba
 
 # Messages of one connection that may wait, beside those of its window.
 SLACK = 8
-# In peace, from the end of a worker's heartbeats until its lanes are another's. A pass and its write should do, but seed
-# 93001732 takes more than 8 s and less than 30, for a reason that is still to be found.
-MOVED_S = 30.0
+# In peace, from the end of a worker's heartbeats to the next pass and its write.
+MOVED_S = 2.5
 
 
 @dataclass
@@ -56,7 +55,7 @@ class Monitor:
         self._issued: dict[tuple[str, int, int], tuple[str, str]] = {}
         self._made_by: dict[tuple[str, int, int], int] = {}
         self._holders: dict[tuple[str, int, int, int], str] = {}
-        self._takers_since_us = 0
+        self._movable_since_us: dict[str, int] = {}
         self.most_workers = 0
         self.lanes: dict[str, int] = {}
         self.oracles: dict[str, Oracle] = {}
@@ -153,16 +152,16 @@ class Monitor:
 
     def dead_owners(self, store: SimulatedStore, jobs: Iterable[str], quiet_s: float) -> None:
         """In peace no lane stays with a worker that died. quiet_s: so long has a replica known that silence is death."""
-        most_s = MOVED_S + 10 * store.wait_s
+        most_us, now_us = (MOVED_S + 10 * store.wait_s) * 1e6, store.now_us()
         workers = {name: records.worker_from_bytes(each.data) for name, each in store._tables.get(WORKERS, {}).items()}
-        over = [name for name, worker in workers.items() if worker.alive_until_us + most_s * 1e6 < store.now_us()]
-        if not any(worker.alive(store.now_us()) and not worker.draining and not worker.unable for worker in workers.values()):
-            self._takers_since_us = store.now_us()  # a lane that nobody can take keeps its owner
-        if store.now_us() - self._takers_since_us < most_s * 1e6:
-            return
-        for job in jobs if over and quiet_s > most_s else ():
+        over = [name for name, worker in workers.items() if worker.alive_until_us + most_us < now_us]
+        takers = any(worker.alive(now_us) and not worker.draining and not worker.unable for worker in workers.values())
+        for job in jobs:
             main = store._tables.get(Table(f"job:{job}", "main"), {}).get("session")
-            if main is not None and records.session_from_bytes(main.data).formed:
+            formed = main is not None and records.session_from_bytes(main.data).formed
+            if not takers or not formed:
+                self._movable_since_us[job] = now_us  # a lane that nobody can take, or that no rank awaits yet, keeps its owner
+            elif over and quiet_s * 1e6 > most_us and now_us - self._movable_since_us.setdefault(job, now_us) > most_us:
                 lanes = store._tables.get(Table(f"job:{job}", "lanes"), {}).values()
                 self._no_lane_of(over, job, [records.lane_from_bytes(each.data) for each in lanes])
 
