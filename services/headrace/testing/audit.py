@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headrace.core.batch import OK, PADDED, SUBSTITUTED
 
 UNREAD = -1
 
@@ -26,6 +29,11 @@ class Seen:
     pixel_ids: NDArray[np.int64]
     substituted_ids: NDArray[np.int64]
     padded: int
+
+    @classmethod
+    def of_rows(cls, status: NDArray[Any], pixel_ids: NDArray[np.int64], planned_ids: NDArray[np.int64]) -> Self:
+        """Of rows with what their batches say of each (core.batch OK, SUBSTITUTED, PADDED)."""
+        return cls(pixel_ids[status == OK], planned_ids[status == SUBSTITUTED], int(np.count_nonzero(status == PADDED)))
 
 
 @dataclass(frozen=True, slots=True)

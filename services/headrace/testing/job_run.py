@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from headrace.core.batch import OK, PADDED, SUBSTITUTED
 from headrace.core.errors import HeadraceError, WaitTimeout
 from headrace.core.job import JobSpec
 from headrace.telemetry.parent import PARENT_VARIABLE
@@ -177,10 +176,7 @@ def _result(
         seen = []
         for file in files:
             here = file["epoch"] == epoch
-            status, pixel_ids, planned_ids = file["status"][here], file["pixel_ids"][here], file["planned_ids"][here]
-            seen.append(
-                Seen(pixel_ids[status == OK], planned_ids[status == SUBSTITUTED], int(np.count_nonzero(status == PADDED)))
-            )
+            seen.append(Seen.of_rows(file["status"][here], file["pixel_ids"][here], file["planned_ids"][here]))
         audits.append(audit_epoch(epoch, samples, dropped, seen))
         planned[epoch] = np.concatenate([part.pixel_ids for part in seen])
     hashes = {

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from headrace.core.batch import OK, PADDED, SUBSTITUTED
 from headrace.core.job import Session
 from headrace.testing.audit import EpochAudit, Seen, audit_epoch
 from headrace.testing.leaks import measure, totals
@@ -119,6 +118,5 @@ def audit(standing: Iterable[Sequence[Taken]], epochs: int, samples: int, droppe
 
 
 def _seen(taken: Taken) -> Seen:
-    status = np.asarray(taken.status)
     ids, planned = np.asarray(taken.pixel_ids, np.int64), np.asarray(taken.planned_ids, np.int64)
-    return Seen(ids[status == OK], planned[status == SUBSTITUTED], int(np.count_nonzero(status == PADDED)))
+    return Seen.of_rows(np.asarray(taken.status), ids, planned)
