@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,25 +16,10 @@ from headrace.testing.container_kinds import ROWS, SIDE, ContainerKind, containe
 from headrace.worker.engines.protocol import Engine
 from headrace.worker.sources.protocol import ReadBatch
 from headrace.worker.sources.sharded import open_source
-from tests.contract import engine_entries
 from tests.contract.engine_entries import Entry
 
 SPEC = PipelineSpec(ops=(CenterCrop((SIDE, SIDE)),))
 KINDS = container_kinds()
-
-
-@pytest.fixture(params=engine_entries.ENTRIES, ids=lambda entry: entry.name, scope="module")
-def entry(request: pytest.FixtureRequest) -> Entry:
-    if reason := engine_entries.why_not(request.param.name):
-        pytest.skip(f"engine {request.param.name} does not run here: {reason}")
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def engine(entry: Entry) -> Iterator[Engine]:
-    made = engine_entries.make(entry)
-    yield made
-    made.close()
 
 
 async def indexed(directory: Path, options: IndexOptions) -> tuple[IndexReport, ReadBatch]:

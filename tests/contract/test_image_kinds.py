@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,20 +27,6 @@ from tests.contract.engine_entries import Entry
 DECODE = Decode(background=BACKGROUND)
 VARIANTS = image_variants()
 GOOD = encode(photo(), "PNG")
-
-
-@pytest.fixture(params=engine_entries.ENTRIES, ids=lambda entry: entry.name, scope="module")
-def entry(request: pytest.FixtureRequest) -> Entry:
-    if reason := engine_entries.why_not(request.param.name):
-        pytest.skip(f"engine {request.param.name} does not run here: {reason}")
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def engine(entry: Entry) -> Iterator[Engine]:
-    made = engine_entries.make(entry)
-    yield made
-    made.close()
 
 
 def run(engine: Engine, datas: list[bytes], size: tuple[int, int], decode: Decode = DECODE, key: str = "k"):
