@@ -8,6 +8,8 @@ import urllib.request
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import click
+
 from headrace.client.security import switch, variable
 from headrace.core.errors import (
     ConfigInvalid,
@@ -21,7 +23,13 @@ from headrace.wire.secret import refuse_plaintext, secret
 from headrace.wire.tls import TlsFiles, context
 
 DEADLINE_S = 15.0
-DEFAULT = "127.0.0.1:7301"
+ADMIN = click.option(
+    "--admin",
+    default="127.0.0.1:7301",
+    show_default=True,
+    envvar="HEADRACE_ADMIN",
+    help="HOST:PORT of a coordinator's admin API.",
+)
 
 
 def get_job(admin: str, job: str, what: str = "") -> Any:
@@ -42,7 +50,7 @@ def get(admin: str, what: str, *, job: str = "", deadline_s: float = DEADLINE_S)
     url = f"{base.rstrip('/')}/api/{what}"
     request = urllib.request.Request(url, headers=_headers(base))  # noqa: S310 - http(s) as checked above
     try:
-        with _opener(files).open(request, timeout=deadline_s) as answer:
+        with _opener(files, base).open(request, timeout=deadline_s) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise _refused(error, job, admin) from error
@@ -69,12 +77,12 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         """The token is for the address that was given, and for no other."""
 
 
-def _opener(files: TlsFiles) -> urllib.request.OpenerDirector:
+def _opener(files: TlsFiles, base: str) -> urllib.request.OpenerDirector:
     try:
         trust = context(files, server=False)
     except OSError as error:
         raise ConfigInvalid(f"{error.filename} cannot be used for TLS: {error.strerror}", path=str(error.filename)) from error
-    if not files.ca:
+    if not files.ca and base.startswith("https://"):
         trust.load_default_certs()
     return urllib.request.build_opener(_Stay, urllib.request.HTTPSHandler(context=trust))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from headrace.cli.admin import DEFAULT, get_job
+from headrace.cli.admin import ADMIN, get_job
 from headrace.cli.text import printable
 from headrace.core.errors import ConfigInvalid
 
@@ -19,9 +19,7 @@ KEPT = ("shard", "key", "reason", "count")
 
 @click.command()
 @click.argument("job")
-@click.option(
-    "--admin", default=DEFAULT, show_default=True, envvar="HEADRACE_ADMIN", help="HOST:PORT of a coordinator's admin API."
-)
+@ADMIN
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), help="Write all of them to a file, for --exclude.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the admin API says, as JSON.")
 @click.option("--show", default=50, show_default=True, type=click.IntRange(0), help="Samples that the table shows.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.admin import DEFAULT, get, get_job
+from headrace.cli.admin import ADMIN, get, get_job
 from headrace.core.errors import CoordinatorUnavailable, HeadraceError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option(
-    "--admin", default=DEFAULT, show_default=True, envvar="HEADRACE_ADMIN", help="HOST:PORT of a coordinator's admin API."
-)
+@ADMIN
 @click.option("--once", is_flag=True, help="Print it once; so it is anyway where standard output is no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print once what the admin API says, as JSON.")
 @click.option(

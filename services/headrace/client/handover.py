@@ -20,12 +20,11 @@ from headrace.core.job import ANY_FINGERPRINT, JobSpec
 from headrace.core.pipeline_spec import ITEM_BYTES
 from headrace.core.session_plan import Position, SessionPlan
 from headrace.core.starvation import CAUSES, ClockOffset, split_wait
-from headrace.wire.meta_head import read_milestones
+from headrace.wire.meta_head import KnownStamps, read_milestones
 
 MAX_CLOCKS = 4096
 _PLACE = ("attempt", "rank", "index", "epoch", "step", "batch", "lane", "samples")
 _FORM = ("dtype", "layout", "shape", "pixel_bytes")
-_MOST_STAMPS = 100
 _ONE_KERNEL = frozenset({"shm", "cuda_ipc"})
 
 
@@ -55,7 +54,7 @@ class HandOver:
         self._samples = job.batch_size
         self._form = _form(job)
         self._texts = _texts(job)
-        self._stamps: set[bytes] = set()
+        self._stamps = KnownStamps()
         self._located: tuple[int, Position | None] = (-1, None)
         self.plan = SessionPlan(link.session)
         self.next_index = 0
@@ -113,11 +112,11 @@ class HandOver:
             start_s, end_s = self._waits.pop()
             parts: Mapping[str, float] = {"copy": end_s - start_s}
             if taken.released_s is not None and taken.transport not in _ONE_KERNEL:
-                self._milestones(taken, batch.worker)  # the clocks are compared by every batch that can tell of them
+                self._milestones(taken)  # the clocks are compared by every batch that can tell of them
         else:
-            parts = self._explain(taken, batch.worker)
+            parts = self._explain(taken)
             self._waits.clear()
-        bad = _bad_samples(taken) if head.substituted else []
+        bad = _bad_samples(batch._meta) if head.substituted else []
         self._progress.handed_over(head.samples - head.padded, taken.transport, parts, bad)
         self.next_index = taken.index + 1
         if head.step + 1 == self.plan.steps_in(head.epoch):
@@ -136,8 +135,8 @@ class HandOver:
         """All slots below `next_index` go back."""
         self._intake.release(next_index)
 
-    def _explain(self, taken: TakenSlot, worker: str) -> Mapping[str, float]:
-        line = self._milestones(taken, worker)
+    def _explain(self, taken: TakenSlot) -> Mapping[str, float]:
+        line = self._milestones(taken)
         line["received"] = taken.received_s
         parts = dict.fromkeys(CAUSES, 0.0)
         for start_s, end_s in self._waits:
@@ -145,10 +144,10 @@ class HandOver:
                 parts[cause] += seconds
         return parts
 
-    def _milestones(self, taken: TakenSlot, worker: str) -> dict[str, float]:
+    def _milestones(self, taken: TakenSlot) -> dict[str, float]:
         """The worker's, on this process's clock."""
         milestones = read_milestones(taken.meta)
-        name = self._link.clock_of(worker)
+        name = self._link.clock_of(taken.worker)
         if not name:
             return milestones
         if len(self._clocks) > MAX_CLOCKS:  # workers come and go over weeks
@@ -172,7 +171,9 @@ class HandOver:
         form = (header.dtype, header.layout, header.shape, header.pixel_bytes)
         if head[:8] == place and form == self._form and head.stamp in self._stamps:
             return
-        meta = _decoded(taken)
+        from headrace.wire.batch_meta import decode_meta  # here, since protobuf takes long to load
+
+        meta = decode_meta(taken.meta)
         texts = {name: getattr(meta, name) for name in self._texts}
         names = (*self._texts, *_PLACE, *_FORM)
         got, expected = (*texts.values(), *head[:8], *form), (*self._texts.values(), *place, *self._form)
@@ -187,7 +188,7 @@ class HandOver:
                     worker=meta.worker,
                 )
         # The stamp stands for the texts, so that they are looked at once.
-        self._stamps = {*list(self._stamps)[-_MOST_STAMPS:], head.stamp}
+        self._stamps.add(head.stamp)
 
 
 def _form(job: JobSpec) -> tuple[str, str, tuple[int, ...], int]:
@@ -203,14 +204,7 @@ def _texts(job: JobSpec) -> dict[str, str]:
     return texts if job.fingerprint in ("", ANY_FINGERPRINT) else {**texts, "fingerprint": job.fingerprint}
 
 
-def _decoded(taken: TakenSlot) -> BatchMeta:
-    from headrace.wire.batch_meta import decode_meta  # here, since protobuf takes long to load
-
-    return decode_meta(taken.meta)
-
-
-def _bad_samples(taken: TakenSlot) -> list[Bad]:
-    meta = _decoded(taken)
+def _bad_samples(meta: BatchMeta) -> list[Bad]:
     rows = np.flatnonzero(meta.status == SUBSTITUTED).tolist()
     return [
         Bad(meta.epoch, int(meta.sample_ids[row]), key, BAD_REASONS[int(meta.reasons[row])])

@@ -54,7 +54,7 @@ class CoordinatorRpc:
         self._current = 0
         self._closed = False
         self._retired: list[tuple[float, grpc.Channel]] = []
-        self._stamps: list[Stamp | None] = []
+        self._stamp: Stamp | None = None
         self._channels: list[grpc.Channel] = []
         self._stubs: list[Any] = []
         self._connect()
@@ -93,7 +93,7 @@ class CoordinatorRpc:
     def current(self) -> tuple[int, Any]:
         """The replica that calls go to: its number, for `failed`, and its stub."""
         with self._lock:
-            if self._calls.stamp not in (None, self._stamps[self._current]) and not self._closed:
+            if self._calls.stamp not in (None, self._stamp) and not self._closed:
                 self._reconnect()
             return self._current, self._stubs[self._current]
 
@@ -126,7 +126,7 @@ class CoordinatorRpc:
     def _connect(self) -> None:
         stamp = self._calls.stamp
         channels = [open_channel(address, _OPTIONS, self._calls.tls) for address in self.addresses]
-        self._stamps = [stamp] * len(channels)
+        self._stamp = stamp
         self._channels = channels
         self._stubs = [CoordinatorServiceStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
 

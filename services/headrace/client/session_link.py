@@ -217,6 +217,9 @@ class SessionLink:
         stop = self.stop
         return {} if stop is None else {"stop_index": stop.index, "stop_why": stop.why}
 
+    def _watch_request(self) -> pb.WatchSessionRequest:
+        return pb.WatchSessionRequest(id=self._id, session=self._descriptor, **self._stop_known())
+
     def _leave(self) -> None:
         """One last report each 1000 bad samples, then the rank is given back. Failing that, the claim lapses by itself."""
         if isinstance(self._ended, SessionSuperseded | RankClaimed):
@@ -245,7 +248,7 @@ class SessionLink:
 
     def _watch_until_stop(self) -> None:
         while not self._stop.is_set():
-            request = pb.WatchSessionRequest(id=self._id, session=self._descriptor, **self._stop_known())
+            request = self._watch_request()
             number, stub = self._rpc.current()
             try:
                 self._watched_replica = number

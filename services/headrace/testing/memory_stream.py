@@ -112,7 +112,7 @@ class MemoryIntake:
         )
         now_s = time.monotonic()
         header, data = slot_format.read_slot(slot)
-        return TakenSlot(index, slot.toreadonly(), header, read_head(data), data, "shm", now_s, waited=True)
+        return TakenSlot(index, slot.toreadonly(), header, read_head(data), data, "shm", meta.worker, now_s, waited=True)
 
     def _meta(self, index: int, position: Position) -> BatchMeta:
         job = self.session.job

@@ -23,6 +23,7 @@ HEAD_BYTES = HEAD.size + MOMENTS.size
 JSON, NUMBERS, ROWS = range(3)
 # A batch of more samples than any job may have; keeps sums of lengths small.
 _MAX_SAMPLES = 1 << 20
+_MOST_STAMPS = 100
 
 
 class MetaHead(NamedTuple):
@@ -52,6 +53,24 @@ def stamp_of(job: str, plan_hash: str, fingerprint: str) -> bytes:
     """16 bytes that stand for the texts which all batches of a session share."""
     parts = (part.encode(errors="surrogatepass") for part in (job, plan_hash, fingerprint))
     return hashlib.blake2b(b"".join(len(part).to_bytes(4) + part for part in parts), digest_size=16).digest()
+
+
+class KnownStamps:
+    """Stamps whose texts were looked at. There are as many as engines make a session's batches: the newest 100 are kept."""
+
+    __slots__ = ("_stamps",)
+
+    def __init__(self) -> None:
+        self._stamps: dict[bytes, None] = {}  # in the order in which they came
+
+    def __contains__(self, stamp: bytes) -> bool:
+        return stamp in self._stamps
+
+    def add(self, stamp: bytes) -> None:
+        """The texts behind it are the session's."""
+        self._stamps[stamp] = None
+        if len(self._stamps) > _MOST_STAMPS:
+            del self._stamps[next(iter(self._stamps))]
 
 
 def read_head(data: bytearray) -> MetaHead:

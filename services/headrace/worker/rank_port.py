@@ -53,7 +53,8 @@ class RankRegister:
         The window is the smaller of what rank and session say, so that neither side gets more than it has slots for.
         """
         messages.check_protocol(hello.protocol, f"rank {hello.rank} of job {hello.job}")
-        self._check_token(hello)
+        given = hashes(hello.job, hello.token.split("\n")[:MAX_TOKENS])
+        self._check_token(hello, given)
         if not 1 <= hello.window <= MAX_WINDOW or max(len(hello.job), len(hello.nonce)) > 200:
             raise ProtocolMismatch(
                 f"HELLO has an impossible window {hello.window}, or a name that is too long", rank=hello.rank
@@ -61,11 +62,10 @@ class RankRegister:
         if self.draining:
             raise PeerGone("this worker is draining; ask the coordinator for another", worker=self.worker)
         slot_bytes, slots = await self.listener.admit(hello.job, hello.attempt, hello.rank, hello.nonce)
-        self._check_token(hello)  # the job may have become known in between
+        self._check_token(hello, given)  # the job may have become known in between
         return slot_bytes, min(slots, hello.window)
 
-    def _check_token(self, hello: messages.Hello) -> None:
-        given = hashes(hello.job, hello.token.split("\n")[:MAX_TOKENS])
+    def _check_token(self, hello: messages.Hello, given: Sequence[str]) -> None:
         if not admits(self._tokens_of(hello.job), given):
             shown = "another" if hello.token else "none"
             raise Unauthenticated(

@@ -35,7 +35,7 @@ from headrace.core.job import LaneTable, Session
 from headrace.core.session_plan import SessionPlan
 from headrace.wire.batch_meta import decode_meta
 from headrace.wire.calls import Calls
-from headrace.wire.meta_head import read_head
+from headrace.wire.meta_head import KnownStamps, read_head
 from headrace.wire.slot_format import read_slot
 
 log = structlog.get_logger()
@@ -43,7 +43,6 @@ log = structlog.get_logger()
 _JOIN_S = 10.0
 # So often may one index's slot hold something else than announced before the trainer is told.
 _MOST_REJECTS = 3
-_MOST_STAMPS = 100
 _MOST_WORKERS_NAMED = 1000  # in the status; the oldest go first
 # So long may messages lie unread while nobody waits for a batch: a worker's end is then noticed that much later. All that is
 # there is read before the thread rests anew.
@@ -89,7 +88,7 @@ class ThreadIntake:
         self._changed = threading.Condition(self._lock)
         self._commands: deque[Callable[[float], None]] = deque()
         self._taken: dict[int, TakenSlot] = {}
-        self._stamps: set[bytes] = set()
+        self._stamps = KnownStamps()
         self._rejects: dict[int, int] = {}
         self._released_s: dict[int, float] = {}
         self._transports: dict[str, tuple[str, str]] = {}
@@ -320,7 +319,8 @@ class ThreadIntake:
             self._learn(head.stamp, decode_meta(meta).job)
         peer = self._links.by_number(arrival.link)
         released_s = self._released_s.get(arrival.index - peer.slots + 1) if peer is not None else None
-        return TakenSlot(arrival.index, slot, header, head, meta, slab.transport, arrival.at_s, released_s=released_s)
+        came = (slab.transport, arrival.worker, arrival.at_s)
+        return TakenSlot(arrival.index, slot, header, head, meta, *came, released_s=released_s)
 
     def _note_released(self, next_index: int) -> None:
         """Keep since when indexes are released, for as long as batches that use their slots may come."""
@@ -330,10 +330,10 @@ class ThreadIntake:
             self._released_s.pop(index - 2 * self._arrivals.window, None)
 
     def _learn(self, stamp: bytes, job: str) -> None:
-        """A stamp stands for the texts of a batch; there are as many as engines make this session's batches."""
+        """A stamp stands for the texts of a batch."""
         if job != self._session.job.name:
             raise ProtocolMismatch(f"batch is of job {job}")
-        self._stamps = {*list(self._stamps)[-_MOST_STAMPS:], stamp}
+        self._stamps.add(stamp)
 
     def _reject(self, arrival: Arrival, error: ProtocolMismatch) -> None:
         index = arrival.index

@@ -199,9 +199,8 @@ class Links:
             self._sent_next = self._arrivals.next
             for link in self.local.values():
                 sent = link.send_next(self._sent_next) and sent
-            if self.fetch.host is not None:
-                self.fetch.send_next(self._sent_next)
-        return sent and (self.fetch.host is None or not self.fetch.wants_write)
+            self.fetch.send_next(self._sent_next)
+        return sent and not self.fetch.wants_write
 
     def watch_writes(self) -> None:
         """Have the selector wake when what waits can be sent."""

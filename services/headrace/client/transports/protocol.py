@@ -21,9 +21,9 @@ class TakenSlot(NamedTuple):
     """A batch in a slot that is mapped here.
 
     slot: read-only view of the whole slot; valid until `release` is called with an index above `index`. meta: a copy of the
-    slot's meta (wire.batch_meta), head: what its head says. received_s: CLOCK_MONOTONIC of this host when it was known to be
-    complete. waited: it was not here yet when `take` was called. released_s: when the slot was given back that its worker could
-    make it in; None where it had one from the beginning of its connection.
+    slot's meta (wire.batch_meta), head: what its head says. worker: as it is connected. received_s: CLOCK_MONOTONIC of this
+    host when it was known to be complete. waited: it was not here yet when `take` was called. released_s: when the slot was
+    given back that its worker could make it in; None where it had one from the beginning of its connection.
     """
 
     index: int  # type: ignore[assignment]
@@ -32,6 +32,7 @@ class TakenSlot(NamedTuple):
     head: MetaHead
     meta: bytearray
     transport: str
+    worker: str
     received_s: float
     waited: bool = False
     released_s: float | None = None

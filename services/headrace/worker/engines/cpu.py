@@ -140,11 +140,11 @@ class PreparedCpu:
 
     def _make_rows(self, batch: _Batch, chunk: range) -> tuple[float, float]:
         """Make the chunk's rows; returns thread-seconds of (decode, augment)."""
-        fused = [row for row in chunk if self._is_fused(batch, row)]
+        fused, others = list[int](), list[int]()
+        for row in chunk:
+            (fused if self._is_fused(batch, row) else others).append(row)
         decode_s, augment_s = self._make_fused(batch, fused) if fused else (0.0, 0.0)
-        for row in chunk if len(fused) < len(chunk) else ():
-            if row in fused:
-                continue
+        for row in others:
             started = time.thread_time()
             rgb = self._decode(batch, row)
             decoded = time.thread_time()
