@@ -34,8 +34,9 @@ def main(  # noqa: PLR0917 - click passes them by name
         return
     if seed is not None:
         totals = Totals()
-        totals.add(run(seed, events or 10 * SHOWN))
-        for line in [] if totals.failed else run(seed, events or 10 * SHOWN).last:
+        played = run(seed, events or 10 * SHOWN)
+        totals.add(played)
+        for line in [] if totals.failed else played.last:
             console.print(line, markup=False)
     else:
         begin = random.SystemRandom().randrange(10**9) if first is None else first

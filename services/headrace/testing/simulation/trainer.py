@@ -17,10 +17,10 @@ from headrace.client.join import _MAY_PASS, Joining, _open_request
 from headrace.client.link import Identity
 from headrace.client.options import StreamOptions
 from headrace.client.progress import Progress
-from headrace.client.rpc import CALL_DEADLINE_S
+from headrace.client.rpc import _ELSEWHERE, CALL_DEADLINE_S, FIRST_PAUSE_S, LEAST_SHARE_S, LONGEST_PAUSE_S
 from headrace.client.session_link import LEAVE_DEADLINE_S, REPORT_INTERVAL_S, WATCH_DEADLINE_S, WATCH_PAUSE_S, SessionLink
 from headrace.client.stream import Stream
-from headrace.client.transports.intake import ThreadIntake
+from headrace.client.transports.intake import _REST_S, ThreadIntake
 from headrace.core.errors import CoordinatorUnavailable, HeadraceError, StoreUnavailable, WaitTimeout
 from headrace.core.job import JobSpec, Session, StreamState
 from headrace.testing.simulation.coordinator import Replica
@@ -32,8 +32,6 @@ from headrace.testing.simulation.worker import NODE
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.status import error_from_rpc
-
-REST_S = 0.25
 
 
 class Asked(BaseException):
@@ -68,7 +66,7 @@ class Calls:
     async def ask(self, method: str, request: Any, deadline_s: float = CALL_DEADLINE_S) -> Any:
         """One call, tried at each replica once, as CoordinatorRpc.call does."""
         last: HeadraceError | None = None
-        share_s = max(1.0, deadline_s / len(self.addresses))
+        share_s = max(LEAST_SHARE_S, deadline_s / len(self.addresses))
         end_s = self._host.loop.time() + deadline_s
         for _ in self.addresses:
             number, replica = self.current()
@@ -80,7 +78,7 @@ class Calls:
                 return await self._network.call(self._host, replica.host, work, min(left_s, share_s))
             except grpc.RpcError as failure:
                 error = error_from_rpc(failure)
-                if not isinstance(error, CoordinatorUnavailable | WaitTimeout | StoreUnavailable):
+                if not isinstance(error, _ELSEWHERE):
                     raise error from None
                 last = error
                 self.failed(number)
@@ -139,7 +137,7 @@ class Rank:
         self._reporting: asyncio.Task[None] | None = None
         self.on_recorded: Callable[[int], None] = lambda _: None
         self.on_table: Callable[[pb.WatchSessionResponse], None] = lambda _: None
-        host.on_death.append(self._died)
+        host.on_death.append(self.end)
 
     # --- join -----------------------------------------------------------------------------------------------------------
 
@@ -167,7 +165,7 @@ class Rank:
     async def _until(self, deadline_s: float, call: Callable[[], Any], may_pass: tuple[type[HeadraceError], ...]) -> Any:
         """As client.rpc.until."""
         loop = self.host.loop
-        end_s, pause_s = loop.time() + deadline_s, 0.05
+        end_s, pause_s = loop.time() + deadline_s, FIRST_PAUSE_S
         while True:
             last: HeadraceError | None = None
             try:
@@ -181,7 +179,7 @@ class Rank:
             if loop.time() + pause_s >= end_s:
                 raise last or WaitTimeout("the other ranks did not join")
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 1.0)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _connect(self, spec: JobSpec, options: StreamOptions, identity: Identity, state: StreamState | None) -> None:
         assert self.session is not None
@@ -216,14 +214,13 @@ class Rank:
         intake: Any = self.intake
         due_s: float | None = 0.0
         while due_s is not None:
-            for_s = REST_S if intake._resting else max(0.0, due_s - self._now_s())
+            for_s = _REST_S if intake._resting else max(0.0, due_s - self._now_s())
             event = self._woken if intake._resting else self._ready
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(for_s):
                     await event.wait()
             self._ready.clear()
-            if self._woken.is_set():
-                self._woken.clear()
+            self._woken.clear()
             due_s = intake.turn(intake._selector.select())
 
     async def _reports(self) -> None:
@@ -247,9 +244,8 @@ class Rank:
     async def _watches(self) -> None:
         """headrace-watch."""
         link: Any = self.link
-        request = pb.WatchSessionRequest(id=link._id, session=link._descriptor)
         while not link._stop.is_set():
-            self._watching = self.host.start(self._watch(link, request), "watching")
+            self._watching = self.host.start(self._watch(link, link._watch_request()), "watching")
             await asyncio.wait([self._watching])
             if link._ended is not None:
                 return
@@ -329,9 +325,6 @@ class Rank:
             self.intake.close()
             private._links.close()
             self.intake = None
-
-    def _died(self) -> None:
-        self.end()
 
     def _now_s(self) -> float:
         return self._clock_s()
