@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.coordinator.admin_views import job_summary, job_view, worker_view
+from headrace.coordinator.admin_views import job_summary, job_view, worker_views
 from headrace.coordinator.instruments import BoardCollector
 from headrace.core.events import Progress
 from headrace.telemetry.metrics import CATALOGUE
@@ -121,7 +121,7 @@ async def test_the_views_judge_by_what_was_read_while_the_store_is_away() -> Non
     assert (summary.ranks_live, summary.lanes_unowned) == (1, 0)
     assert summary.verdict == view.verdict
     assert [rank.live for rank in view.ranks] == [True]
-    assert [worker_view(board, record).live for record in board.workers()] == [True, True]
+    assert [worker.live for worker in worker_views(board)] == [True, True]
     for _ in range(8):  # and who says nothing after it is dead
         world.now_us += S // 2
         await board.refresh()
@@ -130,7 +130,7 @@ async def test_the_views_judge_by_what_was_read_while_the_store_is_away() -> Non
     summary = job_summary(board, state)
     assert summary.ranks_live == 0
     assert summary.lanes_unowned == summary.lanes
-    assert [worker_view(board, record).live for record in board.workers()] == [False, False]
+    assert [worker.live for worker in worker_views(board)] == [False, False]
 
 
 async def cut_off(world: World) -> None:

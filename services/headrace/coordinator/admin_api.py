@@ -20,7 +20,7 @@ from headrace.coordinator.admin_views import (
     job_view,
     quarantine_view,
     scaling_views,
-    worker_view,
+    worker_views,
 )
 from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
@@ -28,6 +28,8 @@ from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import Manifests
 from headrace.coordinator.replica_view import Replica, ReplicaView
 from headrace.core.errors import HeadraceError
+from headrace.core.events import JobState
+from headrace.core.records import JobRecord
 from headrace.wire.secret import Secret
 
 
@@ -77,6 +79,13 @@ def _add_health(app: FastAPI, board: Board, ledger: Ledger, instruments: Instrum
         return Response(generate_latest(instruments.registry), media_type=CONTENT_TYPE_LATEST)
 
 
+def _open_job(board: Board, name: str) -> tuple[JobState, JobRecord]:
+    state = board.job(name)
+    if state is None or state.job is None:
+        raise HTTPException(404, f"no job {name} is open; GET /api/jobs lists those that are")
+    return state, state.job
+
+
 def _add_views(app: FastAPI, board: Board, ledger: Ledger, manifests: Manifests, replica: Replica) -> None:
     @app.get("/api/jobs")
     async def list_jobs() -> list[JobSummary]:
@@ -86,9 +95,7 @@ def _add_views(app: FastAPI, board: Board, ledger: Ledger, manifests: Manifests,
     @app.get("/api/jobs/{job}", responses={404: {"description": "No such job is open."}, 503: {"description": "No store."}})
     async def show_job(job: str) -> JobView:
         """One job: session, ranks, lanes, bad samples."""
-        state = board.job(job)
-        if state is None or state.job is None:
-            raise HTTPException(404, f"no job {job} is open; GET /api/jobs lists those that are")
+        state, _ = _open_job(board, job)
         try:
             return await job_view(board, ledger, state)
         except HeadraceError as error:
@@ -97,19 +104,17 @@ def _add_views(app: FastAPI, board: Board, ledger: Ledger, manifests: Manifests,
     @app.get("/api/jobs/{job}/quarantine", responses={404: {"description": "No such job."}, 503: {"description": "No store."}})
     async def quarantine(job: str) -> QuarantineView:
         """All bad samples of one job, with their shards; `headrace quarantine` shows it."""
-        state = board.job(job)
-        if state is None or state.job is None:
-            raise HTTPException(404, f"no job {job} is open; GET /api/jobs lists those that are")
+        _, record = _open_job(board, job)
         try:
             found = await ledger.quarantine.of(job)
         except HeadraceError as error:
             raise HTTPException(503, error.message) from error
-        return await quarantine_view(manifests, state.job.spec, found)
+        return await quarantine_view(manifests, record.spec, found)
 
     @app.get("/api/workers")
     async def list_workers() -> list[WorkerView]:
         """All workers that live or died a short time ago."""
-        return [worker_view(board, record) for record in board.workers()]
+        return worker_views(board)
 
     @app.get("/api/replica")
     async def show_replica() -> ReplicaView:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel
@@ -198,6 +200,7 @@ async def job_view(board: Board, ledger: Ledger, state: JobState) -> JobView:
     assert state.job is not None
     spec, session, members = state.job.spec, state.session, members_of(state)
     bad = await ledger.quarantine.of(state.name)
+    whole, lost = dropped(state)
     return JobView(
         **job_summary(board, state).model_dump(),
         dataset=mask_address(spec.dataset),
@@ -211,8 +214,8 @@ async def job_view(board: Board, ledger: Ledger, state: JobState) -> JobView:
         window=session.window if session else 0,
         lanes_moved=session.lanes_moved if session else 0,
         batches_remade=sum(record.remade for record in members.values()),
-        dropped_per_epoch=dropped(state)[0],
-        samples_dropped=dropped(state)[1],
+        dropped_per_epoch=whole,
+        samples_dropped=lost,
         ranks=[_rank(board, state.name, rank, record) for rank, record in members.items()],
         lane_owners=[Lane(lane=n, worker=lane.owner, token=lane.token) for n, lane in sorted(state.lanes.items())],
         bad_samples=[_bad(record) for record in bad.samples[:BAD_SHOWN]],
@@ -254,7 +257,8 @@ async def quarantine_view(manifests: Manifests, spec: JobSpec, found: Quarantine
 
 
 def _rank(board: Board, job: str, rank: int, record: RankRecord) -> Rank:
-    judged = judge_rank(board.recent.wait(job, rank, record))
+    wait = board.recent.wait(job, rank, record)
+    judged = judge_rank(wait)
     return Rank(
         rank=rank,
         live=record.alive(board.seen_us()),
@@ -267,7 +271,7 @@ def _rank(board: Board, job: str, rank: int, record: RankRecord) -> Rank:
         wait_s=waited_s(record),
         waiting_s=record.waiting_s,
         wait_s_by_cause=board.recent.waits(job, rank, record),
-        recent_starvation_ratio=board.recent.ratio(job, rank, record),
+        recent_starvation_ratio=wait.ratio,
         recent_share_by_cause=board.recent.shares(job, rank, record),
         verdict=judged.verdict,
         trend=judged.trend,
@@ -276,12 +280,18 @@ def _rank(board: Board, job: str, rank: int, record: RankRecord) -> Rank:
     )
 
 
-def worker_view(board: Board, record: WorkerRecord) -> WorkerView:
-    """A worker as the board last saw it."""
-    name = record.endpoint.worker
-    held = {job.name: sum(1 for lane in job.lanes.values() if lane.owner == name) for job in board.jobs()}
+def worker_views(board: Board) -> list[WorkerView]:
+    """All workers as the board last saw them."""
+    held = defaultdict[str, Counter[str]](Counter)
+    for job in board.jobs():
+        for lane in job.lanes.values():
+            held[lane.owner][job.name] += 1
+    return [_worker(board, record, held[record.endpoint.worker]) for record in board.workers()]
+
+
+def _worker(board: Board, record: WorkerRecord, lanes_by_job: Mapping[str, int]) -> WorkerView:
     return WorkerView(
-        worker=name,
+        worker=record.endpoint.worker,
         live=record.alive(board.seen_us()),
         draining=record.draining,
         unable_jobs=list(record.unable),
@@ -293,7 +303,7 @@ def worker_view(board: Board, record: WorkerRecord) -> WorkerView:
         ops=list(record.ops),
         samples_per_s=record.samples_per_s,
         threads=record.threads,
-        lanes_by_job={job: count for job, count in held.items() if count},
+        lanes_by_job=dict(lanes_by_job),
     )
 
 

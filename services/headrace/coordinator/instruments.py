@@ -89,7 +89,8 @@ def dropped(job: JobState) -> tuple[int, int]:
     at = plan.locate(0, min(members[rank].consumed if rank in members else 0 for rank in range(session.world)))
     ended = (session.epochs if at is None else at.epoch) - session.epoch
     # The session's first epoch may be the rest of one, too short for a step; from the second on all are whole.
-    return whole, sum(plan.dropped_in(session.epoch + i) for i in range(min(ended, 1))) + max(0, ended - 1) * whole
+    rest = plan.dropped_in(session.epoch) if ended > 0 else 0
+    return whole, rest + max(0, ended - 1) * whole
 
 
 class BoardCollector(Collector):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from headrace.coordinator.store import Key, Loaded, Table
 from headrace.core import limits, records
@@ -58,6 +59,7 @@ def decode(job: str, loaded: Loaded, workers: Mapping[str, WorkerRecord]) -> Job
     )
 
 
+@lru_cache(maxsize=16384)
 @reads("numbered")
 def number(text: str | bytes, bound: int = limits.COUNT_BOUND) -> int:
     """The number that names a record. Raises RecordInvalid for another text."""

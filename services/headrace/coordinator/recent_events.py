@@ -104,6 +104,8 @@ class RecentEvents:
         """A new snapshot of a job: tells workers that were barred since, whichever replica did it."""
         if before is None or before.session is None or after.session is None:
             return
+        if before.session.barred == after.session.barred:
+            return
         known = {(incarnation, group, times) for incarnation, group, _, times in before.session.barred}
         names = {worker.endpoint.incarnation: name for name, worker in after.workers.items()}
         for incarnation, group, _, times in after.session.barred:

@@ -14,9 +14,7 @@ from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.messages import check_protocol
 
-MAX_BAD_SAMPLES = limits.BAD_SAMPLES_A_REPORT
 _MAX_TEXT = 256
-MAX_KEY_CHARS = 4096  # as long as keys of an index may be: a key that is cut would exclude nothing
 _LARGEST = limits.COUNT_BOUND
 _TOKEN = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
@@ -75,7 +73,7 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
     """A report."""
     check_id(request.id)
     job = request.id.job
-    limits.at_most(len(request.bad_samples), MAX_BAD_SAMPLES, "bad samples in a report", job=job)
+    limits.at_most(len(request.bad_samples), limits.BAD_SAMPLES_A_REPORT, "bad samples in a report", job=job)
     limits.at_most(len(request.wait_by_cause), limits.WAIT_CAUSES, "causes of waiting in a report", job=job)
     limits.at_most(len(request.troubles), limits.TROUBLES, "troubles in a report", job=job)
     seconds = (request.wait_s, request.elapsed_s, *(item.seconds for item in request.wait_by_cause))
@@ -112,7 +110,8 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
         ),
         samples=request.samples,
         bad_counts=tuple((item.reason, item.count) for item in request.bad_counts),
-        bad=tuple(BadSample(bad.epoch, bad.sample, bad.key[:MAX_KEY_CHARS], bad.reason) for bad in request.bad_samples),
+        # As long as keys of an index may be: one that is cut shorter would exclude nothing.
+        bad=tuple(BadSample(bad.epoch, bad.sample, bad.key[: limits.KEY_BYTES], bad.reason) for bad in request.bad_samples),
         stop=_stop_of(request),
     )
 
@@ -173,11 +172,7 @@ def worker_of(request: pb.HeartbeatRequest) -> WorkerRecord:
 
 def adopt_of(request: pb.HeartbeatRequest, leases: pb.SessionLeases) -> Adopt:
     """Leases that a worker holds."""
-    if (
-        not NAME_PATTERN.fullmatch(leases.job)
-        or len(leases.lanes) != len(leases.tokens)
-        or len(leases.lanes) > convert.MAX_LANES
-    ):
+    if not NAME_PATTERN.fullmatch(leases.job) or len(leases.lanes) != len(leases.tokens) or len(leases.lanes) > limits.LANES:
         raise ProtocolMismatch("held leases must name a job, and have a token each", worker=request.endpoint.worker)
     known: Session | None = convert.session_from_proto(leases.session) if leases.HasField("session") else None
     tokens = tuple(zip(leases.lanes, leases.tokens, strict=True))

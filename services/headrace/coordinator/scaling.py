@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
+from headrace.coordinator.recent import members_of, waited_s
 from headrace.core.autoscale import Class, JobDemand, Scale, Taken, demand, scale
 from headrace.core.events import JobState, Rules
 from headrace.core.records import RankRecord, WorkerRecord
@@ -49,11 +50,7 @@ class Scaling:
         for state in training:
             assert state.job is not None
             assert state.session is not None
-            members = {
-                rank: record
-                for rank, record in state.ranks.items()
-                if record.attempt == state.session.attempt and record.alive(now_us)
-            }
+            members = {rank: record for rank, record in members_of(state).items() if record.alive(now_us)}
             totals |= {(state.name, rank, record.nonce): _totals(record) for rank, record in members.items()}
             taken = [self._taken(state.name, rank, record) for rank, record in members.items()]
             told = demand(taken, state.session.world, state.job.spec.batch_size)
@@ -79,4 +76,4 @@ class Scaling:
 
 
 def _totals(record: RankRecord) -> _Totals:
-    return record.elapsed_s, record.wait_s + record.waiting_s, record.consumed
+    return record.elapsed_s, waited_s(record), record.consumed

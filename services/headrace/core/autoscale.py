@@ -56,7 +56,7 @@ class JobDemand:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A class's decision. desired: workers. need: the bare number, in parts of a worker. before: the need decided on before.
+    """A class's decision. desired: workers. need: the bare number, in parts of a worker.
 
     live: workers that serve now. speed: samples/s of one, 0 while unknown. demand: samples/s. most: lanes that they may hold.
     jobs: names of those counted.
@@ -64,7 +64,6 @@ class Scale:
 
     desired: int
     need: float = 0.0
-    before: float = math.inf
     live: int = 0
     speed: float = 0.0
     demand: float = 0.0
@@ -100,7 +99,7 @@ def decide(before: Scale | None, need: float, least: int, most: int, live: int) 
         desired = _workers(need * HEADROOM, most)
     elif _workers(high * SPARE, most) < desired:
         desired = _workers(high * HEADROOM, most)
-    return Scale(min(max(desired, least), max(most, least)), need=need, before=last.need)
+    return Scale(min(max(desired, least), max(most, least)), need=need)
 
 
 def _workers(need: float, most: int) -> int:

@@ -37,9 +37,7 @@ def too_many(job: JobSpec, samples: int, bad: int) -> bool:
 
 def first_keys(known: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
     """The first few different keys, cut where they are long."""
-    return (
-        tuple(dict.fromkeys([*known, *(key[:_KEY_CHARS] for key in more)]))[:KEYS_SHOWN] if len(known) < KEYS_SHOWN else known
-    )
+    return tuple(dict.fromkeys([*known, *(key[:_KEY_CHARS] for key in more)]))[:KEYS_SHOWN]
 
 
 def paced(rank: RankRecord) -> RankRecord:

@@ -45,7 +45,7 @@ _ACTIONS: Mapping[str, tuple[str, str]] = {
         "see what the step does with a new batch that it does not do with the cached one: copies, conversions",
     ),
 }
-_BY_SHM = ("transfer", "shm", "look at the worker's load: it publishes batches late, though through shared memory")
+_LATE_BY_SHM = "look at the worker's load: it publishes batches late, though through shared memory"
 _LEAVE = ("leave the loader alone: the step is the limit", "speed up the step, or be content: a better loader wins nothing")
 _WAIT = "nothing yet: less than a tenth could be won"
 
@@ -143,8 +143,8 @@ def _actions(found: Measured, verdict: str, bottleneck: str, wanted: int) -> tup
     if verdict == COMPUTE_BOUND:
         return _LEAVE
     first, second = _ACTIONS[bottleneck]
-    if (bottleneck, found.transport) == _BY_SHM[:2]:
-        first, second = second, _BY_SHM[2]
+    if bottleneck == "transfer" and found.transport == "shm":
+        first, second = second, _LATE_BY_SHM
     facts = {"wanted": wanted, "workers": found.workers, "window": found.window, "transport": found.transport or "nothing"}
     if verdict == BALANCED:
         return _WAIT, f"should it grow: {first.format_map(facts)}"

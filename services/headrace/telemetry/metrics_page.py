@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from headrace.core.starvation import CAUSES
-from headrace.core.verdict import ACTION, MEANING
-from headrace.telemetry.metrics import CATALOGUE, LABELS, Metric
+from headrace.core.verdict import ACTION, MEANING, VERDICTS
+from headrace.telemetry.metrics import CATALOGUE, LABELS, STAGES, Metric
 
 PAGE = Path("docs/metrics.md")
 
@@ -15,11 +15,11 @@ LABEL_MEANING = {
     "job": "a training, by the name of its JobSpec; only those that ranks used lately",
     "rank": "number of a trainer of its newest attempt",
     "worker": "name of a worker that lives",
-    "stage": "read, decode, augment, publish",
+    "stage": ", ".join(STAGES),
     "cause": "why a rank waited: the list below",
     "reason": "why something was refused, failed or moved: codes of docs/errors.md, bad samples' reasons, reasons of moves",
     "transport": "shm, grpc",
-    "verdict": "input-bound, balanced, compute-bound, unknown",
+    "verdict": ", ".join(VERDICTS),
     "pool": "workers that are scaled together, by their setting",
     "engine": "what decodes and augments",
 }

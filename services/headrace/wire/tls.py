@@ -69,7 +69,7 @@ def read(files: TlsFiles) -> Material:
         try:
             before = files.stamp
             cert, key, ca = (Path(path).read_bytes() if path else b"" for path in (files.cert, files.key, files.ca))
-            not_after_s = _check(files, cert, ca)
+            not_after_s = _check(files, cert)
             if files.stamp == before:
                 return Material(before, cert, key, ca, not_after_s)
         except OSError as error:
@@ -79,7 +79,7 @@ def read(files: TlsFiles) -> Material:
     raise ConfigInvalid(f"{_names(files)} change faster than they can be read", path=files.cert or files.ca)
 
 
-def _check(files: TlsFiles, cert: bytes, ca: bytes) -> float:
+def _check(files: TlsFiles, cert: bytes) -> float:
     not_after_s = 0.0
     if files.cert:
         try:
@@ -142,7 +142,7 @@ class Kept:
         self._lock = threading.Lock()
         self._bad: tuple[Stamp | None, float] = (None, 0.0)
         self.material: Material | None = None
-        self.on_reload = on_reload
+        self._on_reload = on_reload
 
     def newest(self) -> Material:
         """For the next connection. Raises ConfigInvalid, OSError where the files have never been of use."""
@@ -162,13 +162,13 @@ class Kept:
         except (ConfigInvalid, OSError) as error:
             if self._bad[0] != stamp:
                 log.error("certificate_refused", error=str(error), note="the one before stays in use")
-                self.on_reload("refused")
+                self._on_reload("refused")
             self._bad = (stamp, time.monotonic() + _TRY_AGAIN_S)
             return before
         self._bad = (None, 0.0)
         told = {"not_after": utc(found.not_after_s)} if found.not_after_s else {}
         log.info("certificate_reloaded", file=self._files.cert or self._files.ca, **told)
-        self.on_reload("ok")
+        self._on_reload("ok")
         return found
 
 
@@ -198,15 +198,6 @@ class ServerTls:
         self._require_http = require_client_http
         self._kept = Kept(files, self._load, on_reload)
         self.newest()
-
-    @property
-    def on_reload(self) -> Callable[[str], None]:
-        """Whom changes are told."""
-        return self._kept.on_reload
-
-    @on_reload.setter
-    def on_reload(self, told: Callable[[str], None]) -> None:
-        self._kept.on_reload = told
 
     @property
     def not_after_s(self) -> float:
