@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from headrace.core.errors import PeerGone
 from headrace.testing.append_only import cut_since
 from headrace.testing.processes import ServiceProcess, free_address, start_service
 
@@ -65,6 +66,11 @@ class Member:
         self.running.kill(signum)
         if signum == signal.SIGKILL:
             self.running.wait(STOP_DEADLINE_S)
+
+    def ended(self, how: str) -> PeerGone:
+        """The error that says how its process ended, with what it said last."""
+        code, tail = self.running.popen.returncode, self.running.log_tail()
+        return PeerGone(f"{self.name} {how} {code}; its last lines:\n{tail}", process=self.running.pid)
 
 
 Route = Callable[[str, str, str], str]

@@ -148,11 +148,16 @@ def totals(taken: ProcessMeasure) -> dict[str, int]:
 
 def children_of(pid: int) -> list[tuple[int, str]]:
     """(pid, command line) of each child that lives."""
-    found = []
-    for entry in PROC.iterdir():
-        if entry.name.isdigit() and (text := _text(entry / "stat")) and int(text.rpartition(")")[2].split()[1]) == pid:
-            found.append((int(entry.name), _text(entry / "cmdline").replace("\0", " ")))
-    return found
+    return [
+        (child, _text(PROC / str(child) / "cmdline").replace("\0", " "))
+        for child, _, _, parent in _processes()
+        if parent == pid
+    ]
+
+
+def fetchers_of(pid: int) -> list[int]:
+    """Process ids of a rank's fetchers that live: one, unless it is just being replaced."""
+    return [child for child, line in children_of(pid) if "fetcher" in line]
 
 
 def _more(then: Mapping[str, int], now: Mapping[str, int]) -> str:
@@ -237,12 +242,18 @@ def _kilobytes(path: Path) -> dict[str, int]:
 def _children_by_parent() -> dict[int, list[tuple[str, str]]]:
     """Parent's pid -> (name, state) of each child."""
     found: dict[int, list[tuple[str, str]]] = {}
+    for _, name, state, parent in _processes():
+        found.setdefault(parent, []).append((name, state))
+    return found
+
+
+def _processes() -> Iterator[tuple[int, str, str, int]]:
+    """(pid, name, state, parent's pid) of all that there are."""
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (text := _text(entry / "stat")):
             name, _, rest = text.partition("(")[2].rpartition(")")
             state, parent = rest.split()[:2]
-            found.setdefault(int(parent), []).append((name, state))
-    return found
+            yield int(entry.name), name, state, int(parent)
 
 
 def _text(path: Path) -> str:

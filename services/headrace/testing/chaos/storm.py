@@ -17,7 +17,7 @@ from headrace.testing.append_only import cut_since
 from headrace.testing.chaos.links import AT_ONCE, BAD, Links, kind_of
 from headrace.testing.chaos.trainer import Trainer
 from headrace.testing.cluster import Cluster, Member
-from headrace.testing.leaks import children_of
+from headrace.testing.leaks import fetchers_of
 
 log = structlog.get_logger()
 
@@ -107,11 +107,7 @@ class Storm:
         touched = {fault.target for fault in self._going_on}
         for member in self._fleet.members():
             if member.name not in touched and not member.running.alive:
-                code = member.running.popen.returncode
-                raise PeerGone(
-                    f"{member.name} ended by itself with {code}; its last lines:\n{member.running.log_tail()}",
-                    process=member.running.pid,
-                )
+                raise member.ended("ended by itself with")
 
     def _begin(self, kind: str, target: str, heal: Callable[[], bool], at_once: bool = False) -> _Fault:
         for_s = 0.0 if at_once else self._rng.uniform(SHORTEST_S, self._weather.longest_s)
@@ -150,9 +146,8 @@ class Storm:
                 if time.monotonic() - begun_s > DRAIN_S:
                     raise PeerGone(f"{member.name} did not drain in {DRAIN_S:g} s; see {member.log}")
                 return False
-            code = member.running.popen.returncode
-            if code not in (0, -signal.SIGTERM):  # the latter: it was told before it could listen to signals
-                raise PeerGone(f"{member.name} drained with exit code {code}; its last lines:\n{member.running.log_tail()}")
+            if member.running.popen.returncode not in (0, -signal.SIGTERM):  # the latter: told before it listened to signals
+                raise member.ended("drained with exit code")
             return self._start(member)
 
         return self._begin(kind, member.name, heal)
@@ -205,7 +200,7 @@ class Storm:
 
     def _kill_fetcher(self, kind: str) -> _Fault | None:
         alive = [rank for rank in self._trainer.ranks if rank.poll() is None]
-        fetchers = [child for rank in alive for child, line in children_of(rank.pid) if "fetcher" in line]
+        fetchers = [child for rank in alive for child in fetchers_of(rank.pid)]
         if self._busy("trainer") or not fetchers:
             return None
         child = self._rng.choice(fetchers)

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import structlog
 
-from headrace.core.errors import PeerGone
 from headrace.testing.cluster import Cluster, Member
-from headrace.testing.leaks import children_of
+from headrace.testing.leaks import fetchers_of
 from headrace.testing.soak.plan import Fault
 from headrace.testing.soak.training import Training
 
@@ -61,11 +60,7 @@ class Fleet:
         """Raise PeerGone if a member has ended that should live."""
         for member in self.cluster.members():
             if not member.running.alive:
-                code = member.running.popen.returncode
-                raise PeerGone(
-                    f"{member.name} ended by itself with {code}; its last lines:\n{member.running.log_tail()}",
-                    process=member.running.pid,
-                )
+                raise member.ended("ended by itself with")
 
     @staticmethod
     def _kill(member: Member, hold_s: float) -> None:
@@ -77,8 +72,8 @@ class Fleet:
     @staticmethod
     def _drain(member: Member, hold_s: float) -> None:
         member.kill(signal.SIGTERM)
-        if code := member.running.wait(DRAIN_S):
-            raise PeerGone(f"{member.name} drained with exit code {code}; its last lines:\n{member.running.log_tail()}")
+        if member.running.wait(DRAIN_S):
+            raise member.ended("drained with exit code")
         time.sleep(hold_s)
         member.start()
         member.wait_ready()
@@ -92,6 +87,5 @@ class Fleet:
     @staticmethod
     def _kill_fetcher(lasting: Training) -> None:
         for rank in lasting.ranks:
-            for child, line in children_of(rank.pid):
-                if "fetcher" in line:
-                    os.kill(child, signal.SIGKILL)
+            for child in fetchers_of(rank.pid):
+                os.kill(child, signal.SIGKILL)

@@ -15,7 +15,7 @@ from typing import Self
 import redis
 
 from headrace.core.errors import PeerGone
-from headrace.testing.leaks import Measure, ProcessMeasure, children_of, measure, totals
+from headrace.testing.leaks import Measure, ProcessMeasure, fetchers_of, measure, totals
 
 # What a Headrace store holds (coordinator/store.py, coordinator/job_tables.py); any other key is nobody's.
 _KEYS = re.compile(r"headrace:(\{fleet\}:(workers|jobs)|\{job:(?P<job>[^{}]+)\}:(main|lanes|ranks|bad)|ping)")
@@ -63,7 +63,7 @@ def with_fetchers(pids: dict[str, int]) -> dict[str, int]:
     found = dict(pids)
     for name, pid in pids.items():
         if "rank" in name:
-            found.update({f"{name} fetcher": child for child, line in children_of(pid) if "fetcher" in line})
+            found.update({f"{name} fetcher": child for child in fetchers_of(pid)})
     return found
 
 
@@ -104,10 +104,6 @@ class StoreProbe:
         }
         return found, stray
 
-    def close(self) -> None:
-        """Close its connection."""
-        self._client.close()
-
 
 class Sampler:
     """See the module. pids: asked before each look, from this thread."""
@@ -119,8 +115,6 @@ class Sampler:
         self._stop = threading.Event()
         self.series: dict[tuple[str, int], Series] = {}
         self.store = Series("store's contents", 0)
-        self.begun_s = time.monotonic()
-        self.looks = 0
         self._thread = threading.Thread(target=self._run, name="soak-sampler", daemon=True)
 
     def __enter__(self) -> Self:
@@ -139,5 +133,4 @@ class Sampler:
             with contextlib.suppress(redis.RedisError):  # it is being restarted
                 found, _ = self._probe.look()
                 self.store.add(time.monotonic(), found)
-            self.looks += 1
             self._stop.wait(max(0.05, begun + self._every_s - time.monotonic()))
