@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.worker import app, producer, rank_port
 from headrace.worker.budget import ByteBudget
-from headrace.worker.engines.protocol import PreparedEngine, RunResult, Sample
+from headrace.worker.engines.protocol import Out, PreparedEngine, RunResult, Sample
 from headrace.worker.make_batch import Made, Order, Workshop, make_batch
 from headrace.worker.sources.protocol import ReadBatch, Reserve, Source
 
@@ -68,7 +68,7 @@ class SlowEngine:
     decode_s: float
     augment_s: float
 
-    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: memoryview) -> RunResult:
+    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: Out) -> RunResult:
         """See PreparedEngine."""
         result = self.inner.run(samples, keys, out)
         time.sleep(self.decode_s + self.augment_s)

@@ -22,7 +22,7 @@ from headrace.testing.simulation.loop import Host
 from headrace.testing.simulation.network import Network
 from headrace.testing.simulation.sockets import Node, SimulatedSocket
 from headrace.testing.simulation.trace import Trace
-from headrace.worker.engines.protocol import RunResult, Sample
+from headrace.worker.engines.protocol import Out, RunResult, Sample, host_memory
 from headrace.worker.lease_loop import Identity, LeaseLoop
 from headrace.worker.make_batch import Made
 from headrace.worker.producer import Limits, Producer
@@ -88,14 +88,17 @@ class SimulatedEngine:
 
     name = "simulated"
     ops = frozenset(OPS_BY_NAME)
+    memory = frozenset({"host"})
+    batches_at_once = 1
     fingerprint = FINGERPRINT
 
     def prepare(self, spec: PipelineSpec, seed: int) -> SimulatedEngine:
         """Any spec."""
         return self
 
-    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: memoryview) -> RunResult:
+    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: Out) -> RunResult:
         """See Engine."""
+        out = host_memory(out)
         row = len(out) // len(samples)
         reasons = np.zeros(len(samples), np.uint8)
         for i, (sample, (epoch, planned)) in enumerate(zip(samples, keys, strict=True)):

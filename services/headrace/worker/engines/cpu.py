@@ -31,7 +31,7 @@ from headrace.worker.engines.geometry import Geometry, fused_count, geometry
 from headrace.worker.engines.native import NativeCore, NativeMissing
 from headrace.worker.engines.output import SlotArray, Writer
 from headrace.worker.engines.pixels import BadImage, Probe
-from headrace.worker.engines.protocol import RunResult, Sample
+from headrace.worker.engines.protocol import Out, RunResult, Sample, host_memory
 
 # Raise when a change of this package can change a pixel.
 VERSION = 2
@@ -58,6 +58,8 @@ class CpuEngine:
 
     name = "cpu"
     ops = frozenset(OPS_BY_NAME)
+    memory = frozenset({"host"})
+    batches_at_once = 1
 
     def __init__(self, threads: int, core: NativeCore | None = None) -> None:
         # Of what is loaded: not read again, since a package may be replaced on disk while this runs.
@@ -110,11 +112,11 @@ class PreparedCpu:
         # Whether the fused operations' pixels are the slot's.
         self._direct = self._fused == len(spec.ops) and (spec.output.dtype, spec.output.layout) == ("uint8", "NHWC")
 
-    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: memoryview) -> RunResult:
+    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: Out) -> RunResult:
         """See PreparedEngine.run. Raises HeadraceError if `out` is not a slot for these samples."""
         started = time.thread_time()
         count = len(samples)
-        rows = self._writer.view(out, count)
+        rows = self._writer.view(host_memory(out), count)
         probes = [self._probe(sample) for sample in samples]
         sizes = np.array([probe.header.oriented_size if probe else (0, 0) for probe in probes], np.int64).reshape(count, 2)
         epochs, planned = np.array(keys, np.int64).reshape(count, 2).T

@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.core.batch import REASON_CODE
 from headrace.core.pipeline_spec import OPS_BY_NAME, PipelineSpec
-from headrace.worker.engines.protocol import RunResult, Sample
+from headrace.worker.engines.protocol import Out, RunResult, Sample
 
 
 class NullEngine:
@@ -16,6 +16,8 @@ class NullEngine:
 
     name = "null"
     ops = frozenset(OPS_BY_NAME)
+    memory = frozenset({"host", "cuda"})
+    batches_at_once = 1
     fingerprint = "null-1"
 
     def prepare(self, spec: PipelineSpec, seed: int) -> PreparedNull:
@@ -29,7 +31,7 @@ class NullEngine:
 class PreparedNull:
     """The engine ready for any job."""
 
-    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: memoryview) -> RunResult:
+    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: Out) -> RunResult:
         """Report samples without data as bad and all others as good; pixels stay what they were."""
         missing = [
             0 if sample.data is not None else REASON_CODE[sample.reason if sample.reason != "none" else "missing_part"]

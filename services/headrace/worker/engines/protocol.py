@@ -1,19 +1,44 @@
 """What an engine is: it turns encoded bytes into pixels in a slot.
 
 An engine is one class in one file and one entry in the contract tests. The worker's producer calls `prepare` once a job
-and `run` once a batch, from one thread at a time per job; an engine may use the executor it was given for parallelism.
+and `run` once a batch, from as many threads at a time as the engine says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.errors import HeadraceError
 from headrace.core.pipeline_spec import PipelineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSlot:
+    """Where a batch's pixels go on a GPU. pointer: CUDA device address. gpu: ordinal in this process."""
+
+    pointer: int
+    nbytes: int
+    gpu: int
+
+    def part(self, start: int, stop: int) -> DeviceSlot:
+        """The bytes from start to stop."""
+        return DeviceSlot(self.pointer + start, stop - start, self.gpu)
+
+
+# What an engine writes to.
+Out: TypeAlias = memoryview | DeviceSlot
+
+
+def host_memory(out: Out) -> memoryview:
+    """`out` for an engine that writes to host memory alone; the worker gives it nothing else. Raises HeadraceError."""
+    if isinstance(out, DeviceSlot):
+        raise HeadraceError("an engine that makes pixels in host memory was given a slot on a GPU: its `memory` is wrong")
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +70,13 @@ class RunResult:
 class PreparedEngine(Protocol):
     """An engine made ready for one job's spec."""
 
-    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: memoryview) -> RunResult:
-        """Decode and augment a batch into `out`.
+    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: Out) -> RunResult:
+        """Decode and augment a batch into `out`, and return once all of it is there, also where a GPU writes it.
 
         samples: B of them. keys: per row the (epoch, planned sample id) whose augmentation parameters apply; with the
-        job's seed they key the randomness (core.augment), whatever the pixels' own id is. out: writable, exactly
-        spec.pixel_bytes(B) bytes, C-contiguous in spec.shape(B). Never raises for a bad sample. The pixels of a row depend
-        on (sample bytes, key, spec, seed) alone: not on neighbours, batch size, threads.
+        job's seed they key the randomness (core.augment), whatever the pixels' own id is. out: of a kind that the engine's
+        `memory` names; writable, exactly spec.pixel_bytes(B) bytes, C-contiguous in spec.shape(B). Never raises for a bad
+        sample. The pixels of a row depend on (sample bytes, key, spec, seed) alone: not on neighbours, batch size, threads.
         """
         ...
 
@@ -61,10 +86,16 @@ class PreparedEngine(Protocol):
 
 
 class Engine(Protocol):
-    """A way to decode and augment."""
+    """A way to decode and augment.
+
+    memory: kinds of `out` that it takes: `host` always, `cuda` (DeviceSlot) too where it works on a GPU. batches_at_once: so
+    many calls of `run` may be in flight at once, each on a thread of its own.
+    """
 
     name: str
     ops: frozenset[str]
+    memory: frozenset[str]
+    batches_at_once: int
 
     @property
     def fingerprint(self) -> str:
