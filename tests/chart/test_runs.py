@@ -31,7 +31,12 @@ jobs: {batchSize: 16, ranksPerWorker: 2, slots: 3, maxPixels: 1000000}
 workerDefaults: {memory: {base: 256Mi, readAhead: 64Mi}, cpu: 1}
 exampleTrainer: {enabled: true, dataset: DATASET, batchSize: 16, tokenSecret: {name: job-token}}
 """
-TOKENS = {"fleet": b"fleet-secret-of-the-test\n", "admin": b"admin-secret-of-the-test\n", "store": b"store-secret\n"}
+# All that a shell, a configuration file or an address could take for something else.
+PASSWORD = """st"ore's \\"secret\\ $(id) `id` $HOME %s \\x41 # @:/ä\ttwo"""
+CHANGED = """"another's" one"""
+TOKENS = {
+    "fleet": b"fleet-secret-of-the-test\n", "admin": b"admin-secret-of-the-test\n", "store": f" {PASSWORD} \n\n".encode(),
+}  # fmt: skip
 SAMPLES = 64
 
 
@@ -111,10 +116,36 @@ def valkey() -> str:
 
 
 def start_store(cluster: Cluster, secrets: dict[str, dict[str, bytes]]) -> None:
-    _, (shell, flags, script), _ = cluster.prepared("-store", secrets)
-    command = [shell, flags, script.replace("valkey-server", valkey())]
-    store = cluster.running["store"] = start_program("store", command, cluster.place / "store.log")
+    _, command, _ = cluster.prepared("-store", secrets)
+    store = cluster.running["store"] = start_program("store", store_command(cluster, command), cluster.place / "store.log")
     store.wait_listening(f"127.0.0.1:{cluster.port(6379)}", 30)
+
+
+def store_command(cluster: Cluster, command: list[str]) -> list[str]:
+    """A command of the store's container, with its image's two programs: the server of a wheel, and Redis' own client."""
+    client = shutil.which("valkey-cli") or shutil.which("redis-cli")
+    if client is None:
+        pytest.skip("neither valkey-cli nor redis-cli is installed; tools/redis.sh installs one where apt may")
+    programs = cluster.place / "programs"
+    programs.mkdir(exist_ok=True)
+    for name, words in (("valkey-server", [valkey()]), ("valkey-cli", [client, "-p", str(cluster.port(6379))])):
+        (programs / name).write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n')
+        (programs / name).chmod(0o755)
+    return ["env", f"PATH={programs}:{os.environ['PATH']}", *command]
+
+
+def probed(cluster: Cluster) -> int:
+    """What the store's probes end with, all three the same."""
+    spec = next(spec for name, _, spec in pods(cluster.objects) if name.endswith("-store"))
+    (container,) = spec["containers"]
+    probes = [container[probe]["exec"]["command"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")]
+    assert probes[0] == probes[1] == probes[2]
+    places = {
+        mount["mountPath"]: str(cluster.place / "store" / f"{n}-{mount['name']}" / mount.get("subPath", ""))
+        for n, mount in enumerate(container["volumeMounts"])
+    }
+    command = store_command(cluster, [cluster.local(word, places) for word in probes[0]])
+    return subprocess.run(command, timeout=30, check=False).returncode
 
 
 def start(cluster: Cluster, component: str, owner: str, secrets: dict[str, dict[str, bytes]]) -> dict[str, Any]:
@@ -158,11 +189,43 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_the_store_syncs_always_and_asks_for_its_password(cluster: Cluster) -> None:
     with redis.Redis(port=cluster.port(6379)) as nobody, pytest.raises(redis.AuthenticationError):
         nobody.ping()
-    with redis.Redis(port=cluster.port(6379), password="store-secret") as client:
+    assert probed(cluster) == 0
+    with redis.Redis(port=cluster.port(6379), password=PASSWORD) as client:
         settings = client.config_get("append*")
         assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "always")
         assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
         assert client.keys("headrace*"), "the coordinator keeps its records here"
+
+
+def test_a_password_that_is_changed_is_taken_up_by_the_running_store(cluster: Cluster) -> None:
+    """The kubelet swaps the file, the next probe hands it over; who is connected stays, and the old one is refused then."""
+    (folder,) = (cluster.place / "store").glob("*-password")
+    process = cluster.running["store"].pid
+    before = (folder / "password").read_bytes()
+    with redis.Redis(port=cluster.port(6379), password=PASSWORD, single_connection_client=True) as client:
+        client.ping()
+        try:
+            for text, password in ((f"{CHANGED}\n".encode(), CHANGED), (b"\n", CHANGED)):
+                mount(folder, {"password": text})  # an empty one is none: the one before stays
+                assert probed(cluster) == 0
+                with redis.Redis(port=cluster.port(6379), password=password) as newcomer:
+                    assert newcomer.ping()
+            with redis.Redis(port=cluster.port(6379), password=PASSWORD) as old, pytest.raises(redis.AuthenticationError):
+                old.ping()
+            assert client.ping(), "who was connected stays"
+        finally:
+            mount(folder, {"password": before})
+            assert probed(cluster) == 0
+    assert cluster.running["store"].pid == process
+
+
+def test_a_store_without_a_password_does_not_start(cluster: Cluster, tmp_path: Path) -> None:
+    """An empty `requirepass` would let everybody in."""
+    empty = Cluster(tmp_path, cluster.objects)
+    _, command, _ = empty.prepared("-store", {**empty.secrets(), "headrace-tokens": {**TOKENS, "store": b" \n"}})
+    done = subprocess.run(store_command(empty, command), capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "the Secret holds no password for the store: put one under the key" in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
