@@ -19,19 +19,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
-from headrace.core.augment import BatchParams, sample_params, too_large
-from headrace.core.batch import REASON_CODE
-from headrace.core.image_header import ImageHeader
 from headrace.core.pipeline_spec import OPS_BY_NAME, PipelineSpec
 from headrace.worker.engines import native, pixels, resample
 from headrace.worker.engines.apply import Operations
-from headrace.worker.engines.geometry import Geometry, fused_count, geometry
+from headrace.worker.engines.geometry import fused_count
 from headrace.worker.engines.native import NativeCore, NativeMissing
 from headrace.worker.engines.output import SlotArray, Writer
-from headrace.worker.engines.pixels import BadImage, Probe
 from headrace.worker.engines.protocol import Out, RunResult, Sample, host_memory
+from headrace.worker.engines.rows import Rows, look_at, unknown_reason
 
 # Raise when a change of this package can change a pixel.
 VERSION = 2
@@ -81,18 +77,10 @@ class CpuEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What the rows of a batch share.
+    """The rows, and the slot's pixels."""
 
-    probes: None where a sample has no data. too_large: see core.augment.too_large. geometry: of the fused operations, if any.
-    """
-
-    samples: Sequence[Sample]
-    probes: list[Probe | None]
-    params: BatchParams
-    rows: SlotArray
-    reasons: NDArray[np.uint8]
-    too_large: NDArray[np.bool_]
-    geometry: Geometry | None
+    rows: Rows
+    out: SlotArray
 
 
 class PreparedCpu:
@@ -114,21 +102,11 @@ class PreparedCpu:
 
     def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: Out) -> RunResult:
         """See PreparedEngine.run. Raises HeadraceError if `out` is not a slot for these samples."""
-        started = time.thread_time()
-        count = len(samples)
-        rows = self._writer.view(host_memory(out), count)
-        probes = [self._probe(sample) for sample in samples]
-        sizes = np.array([probe.header.oriented_size if probe else (0, 0) for probe in probes], np.int64).reshape(count, 2)
-        epochs, planned = np.array(keys, np.int64).reshape(count, 2).T
-        probed = time.thread_time()
-        params = sample_params(self._spec, self._seed, (epochs, planned), sizes)
-        fused = geometry(self._spec, params, self._fused) if self._fused else None
-        large = too_large(self._spec, params)
-        batch = _Batch(samples, probes, params, rows, np.zeros(count, np.uint8), large, fused)
-        sampled = time.thread_time()
-        times = self._map(batch, count)
-        decode_s = probed - started + sum(part[0] for part in times)
-        return RunResult(batch.reasons, decode_s, sampled - probed + sum(part[1] for part in times))
+        out_rows = self._writer.view(host_memory(out), len(samples))
+        rows = look_at(self._spec, self._seed, samples, keys, self._fused)
+        times = self._map(_Batch(rows, out_rows), len(samples))
+        decode_s, augment_s = (sum(part[stage] for part in times) for stage in (0, 1))
+        return RunResult(rows.reasons, rows.probe_s + decode_s, rows.sample_s + augment_s)
 
     def close(self) -> None:
         """Nothing to free: the threads are the engine's."""
@@ -144,89 +122,51 @@ class PreparedCpu:
         """Make the chunk's rows; returns thread-seconds of (decode, augment)."""
         fused, others = list[int](), list[int]()
         for row in chunk:
-            (fused if self._is_fused(batch, row) else others).append(row)
+            (fused if self._is_fused(batch.rows, row) else others).append(row)
         decode_s, augment_s = self._make_fused(batch, fused) if fused else (0.0, 0.0)
         for row in others:
             started = time.thread_time()
-            rgb = self._decode(batch, row)
+            rgb = batch.rows.decode(row)
             decoded = time.thread_time()
             decode_s += decoded - started
             if rgb is not None:
-                self._writer.write(self._all_ops(rgb, batch.params, row), batch.rows[row])
+                self._writer.write(self._all_ops(rgb, batch.rows.params, row), batch.out[row])
                 augment_s += time.thread_time() - decoded
         return decode_s, augment_s
 
-    def _is_fused(self, batch: _Batch, row: int) -> bool:
+    def _is_fused(self, rows: Rows, row: int) -> bool:
         """Whether the native core makes the row: told by its header and geometry alone."""
-        probe = batch.probes[row]
-        if batch.geometry is None or probe is None or probe.reason != "none" or batch.too_large[row]:
+        probe = rows.probes[row]
+        if rows.geometry is None or probe is None or rows.known_bad(row) != "none":
             return False
-        return bool(batch.geometry.inside[row]) and native.takes(probe.header)
+        return bool(rows.geometry.inside[row]) and native.takes(probe.header)
 
-    def _make_fused(self, batch: _Batch, rows: list[int]) -> tuple[float, float]:
+    def _make_fused(self, batch: _Batch, fused: list[int]) -> tuple[float, float]:
         """Make rows with the native core, in one call; then the other operations, one by one."""
-        assert batch.geometry is not None
+        rows = batch.rows
+        assert rows.geometry is not None
         assert self._core is not None
-        probes = [probe for row in rows if (probe := batch.probes[row])]
+        probes = [probe for row in fused if (probe := rows.probes[row])]
         stored = [(len(probe.data), probe.header.width, probe.header.height, probe.header.orientation) for probe in probes]
-        places = rows if self._direct else range(len(rows))
-        numbers = np.column_stack([np.array(stored, np.int64), batch.geometry.numbers[rows], places])
-        out = batch.rows if self._direct else np.empty((len(rows), *batch.geometry.size, 3), np.uint8)
+        places = fused if self._direct else range(len(fused))
+        numbers = np.column_stack([np.array(stored, np.int64), rows.geometry.numbers[fused], places])
+        out = batch.out if self._direct else np.empty((len(fused), *rows.geometry.size, 3), np.uint8)
         status, (decode_s, augment_s) = self._core.rows([probe.data for probe in probes], numbers, out)
         started = time.thread_time()
         if status.any():
-            for row, code in zip(rows, status.tolist(), strict=True):
-                batch.reasons[row] = REASON_CODE[_reason(code, batch.samples[row])]
+            for row, code in zip(fused, status.tolist(), strict=True):
+                rows.refuse(row, _reason(code, rows.samples[row]))
         if not self._direct:
-            for made, row, code in zip(out, rows, status.tolist(), strict=True):
+            for made, row, code in zip(out, fused, status.tolist(), strict=True):
                 if code == native.OK:
-                    self._writer.write(self._other_ops(made, batch.params, row), batch.rows[row])
+                    self._writer.write(self._other_ops(made, rows.params, row), batch.out[row])
         return decode_s, augment_s + time.thread_time() - started
-
-    def _probe(self, sample: Sample) -> Probe | None:
-        """The sample's header; None if it has no data."""
-        if sample.data is None:
-            return None
-        try:
-            return pixels.probe(sample.data, self._spec.decode)
-        except Exception as error:  # noqa: BLE001 - see _unknown
-            return Probe(b"", ImageHeader(), _unknown(error, sample))
-
-    def _decode(self, batch: _Batch, row: int) -> pixels.Pixels | None:
-        """The row's decoded image; None, with the reason noted, if the sample is bad."""
-        sample, probe = batch.samples[row], batch.probes[row]
-        if probe is None:
-            reason = sample.reason if sample.reason != "none" else "missing_part"
-        elif probe.reason != "none":
-            reason = probe.reason
-        elif batch.too_large[row]:
-            reason = "too_large"
-        else:
-            try:
-                return pixels.decode_rgb(probe, self._spec.decode)
-            except BadImage as bad:
-                reason = bad.reason
-            except Exception as error:  # noqa: BLE001 - see _unknown
-                reason = _unknown(error, sample)
-        batch.reasons[row] = REASON_CODE[reason]
-        return None
 
 
 def _reason(status: int, sample: Sample) -> str:
-    """The reason that a status of the native core stands for. Raises MemoryError, see _unknown."""
+    """The reason that a status of the native core stands for. Raises MemoryError, see unknown_reason."""
     if status == native.NO_MEMORY:
         raise MemoryError("the native core found no memory")
     if status == native.BAD_ARGUMENT:
-        return _unknown(RuntimeError("the native core refused its arguments"), sample)
+        return unknown_reason(RuntimeError("the native core refused its arguments"), sample)
     return "corrupt" if status else "none"
-
-
-def _unknown(error: Exception, sample: Sample) -> str:
-    """The reason for an error that isn't known of damaged data: whatever a decoder raises, one sample must not end the batch.
-
-    But for a lack of memory, which is not the sample's fault: substituting would make another batch than elsewhere.
-    """
-    if isinstance(error, MemoryError):
-        raise error
-    log.warning("decoder_failed", sample_id=sample.sample_id, key=sample.key, error=repr(error))
-    return "decoder_error"
