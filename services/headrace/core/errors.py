@@ -300,6 +300,14 @@ class OutOfDescriptors(HeadraceError):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class GpuMemoryFull(HeadraceError):
+    """A GPU has no memory for a batch. A worker tries again with fewer at once, and tells it only if one alone fails."""
+
+    code = "gpu_memory_full"
+    retriable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class ConfigInvalid(HeadraceError):
     """A setting is unknown or impossible."""
 

@@ -168,6 +168,14 @@ WORKERS = Row(
             nothing="none",
         ),
         Panel(
+            "Batches that found no GPU memory",
+            "Each is begun again with fewer in the engine at once. High, or lasting: give workers a GPU of their own, or a job "
+            "smaller batches.",
+            "suffix: batches/s",
+            (Query(f"sum by (instance) (rate(headrace_gpu_memory_full_total{{{FLEET}}}{RATE}))", "{{instance}}"),),
+            nothing="none",
+        ),
+        Panel(
             "Read from shards",
             "Bytes a second, of all workers. High, at what the store or network can do: reads are the limit.",
             "binBps",

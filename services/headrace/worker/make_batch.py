@@ -7,21 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from headrace.core import batch as codes
 from headrace.core.batch import BatchMeta
-from headrace.core.errors import BatchFailed, Ids, SourceUnavailable
+from headrace.core.epoch_plan import BatchSamples
+from headrace.core.errors import BatchFailed, GpuMemoryFull, Ids, SourceUnavailable
 from headrace.core.session_plan import Position
 from headrace.core.substitution import candidates
 from headrace.wire import batch_meta, slot_format
 from headrace.worker.budget import ByteBudget
 from headrace.worker.sources.protocol import ReadBatch
+from headrace.worker.turns import EngineTurns
 from headrace.worker.work import SessionWork
+
+log = structlog.get_logger()
+
+# A batch that found no GPU memory though it was alone is tried so often, with so long between: others share the GPU.
+ALONE_TRIES = 5
+ALONE_PAUSE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -47,7 +57,7 @@ class Made:
     """What became of an order.
 
     total_bytes: length of the sealed slot. requests: reads made. read_s, busy_s: wall seconds of the reads and of the
-    engine. decode_s, augment_s: thread-seconds. bad: reason code -> samples.
+    engine. decode_s, augment_s: thread-seconds. bad: reason code -> samples. at_once: how many were in the engine with it.
     """
 
     total_bytes: int
@@ -58,32 +68,62 @@ class Made:
     decode_s: float
     augment_s: float
     bad: dict[int, int]
+    at_once: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What all batches of a worker share. engine_turn: one batch at a time. read_deadline_s: for the reads of one batch."""
+    """What all batches of a worker share.
+
+    executor: a thread for each batch that may be in the engine. turns: how many may be. memory_full: called for each try that
+    found no GPU memory. read_deadline_s: for the reads of one batch.
+    """
 
     executor: Executor
-    engine_turn: asyncio.Lock
+    turns: EngineTurns
     read_deadline_s: float
+    memory_full: Callable[[], None] = lambda: None
 
 
 async def make_batch(order: Order, shop: Workshop, budget: ByteBudget) -> Made:
     """Make one batch into its slot; budget: of its job.
 
-    Raises BatchFailed, or the source's ShardMissing, ShardChanged, AccessDenied or SourceUnavailable.
+    Raises BatchFailed, GpuMemoryFull, or the source's ShardMissing, ShardChanged, AccessDenied or SourceUnavailable.
     """
     samples = order.work.batch_samples(order.position)
     reserved: list[int] = []
     try:
         read = await _read(order, samples.sample_ids.tolist(), shop.read_deadline_s, budget, reserved)
         order.read_s = time.monotonic()
-        loop = asyncio.get_running_loop()
-        async with shop.engine_turn:
-            return await loop.run_in_executor(shop.executor, _produce, order, samples.sample_ids, samples.mask, read)
+        return await _in_turn(order, shop, samples, read)
     finally:
         budget.give(sum(reserved))
+
+
+async def _in_turn(order: Order, shop: Workshop, samples: BatchSamples, read: ReadBatch) -> Made:
+    """Produce in the engine's turn; where its GPU has no memory, again with fewer beside it. Raises GpuMemoryFull."""
+    loop = asyncio.get_running_loop()
+    alone = 0
+    while True:
+        async with shop.turns.turn() as at_once:
+            try:
+                made = await loop.run_in_executor(
+                    shop.executor, _produce, order, samples.sample_ids, samples.mask, read, at_once
+                )
+            except GpuMemoryFull as error:
+                full = error
+                shop.turns.shrink()
+                limit = shop.turns.limit
+            else:
+                shop.turns.went_well()
+                return made
+        shop.memory_full()
+        log.warning("gpu_memory_full", index=order.index, at_once=at_once, now_at_most=limit, error=full.message)
+        if at_once == 1:
+            alone += 1
+            if alone == ALONE_TRIES:
+                raise full
+            await asyncio.sleep(ALONE_PAUSE_S)
 
 
 async def _read(order: Order, sample_ids: list[int], deadline_s: float, budget: ByteBudget, reserved: list[int]) -> ReadBatch:
@@ -110,7 +150,7 @@ async def _read(order: Order, sample_ids: list[int], deadline_s: float, budget: 
         ) from None  # fmt: skip
 
 
-def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_], read: ReadBatch) -> Made:
+def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_], read: ReadBatch, at_once: int) -> Made:
     assert order.read_s is not None
     session = order.work.session
     job = session.job
@@ -178,6 +218,7 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
         result.decode_s,
         result.augment_s,
         bad,
+        at_once,
     )
 
 

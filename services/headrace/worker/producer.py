@@ -5,8 +5,9 @@ in a lane that this worker holds. Within a job the lowest (epoch, batch) goes fi
 waits for is never behind one that none waits for yet; between jobs the one that has had the least engine time goes
 first, so that an evaluation and a training share the worker.
 
-Everything here runs on the event loop thread but the engine, which runs on `executor`, one batch at a time, on all its
-threads. Batches in flight are bounded in number (reads run ahead of the engine), their memory by the ports' slots.
+Everything here runs on the event loop thread but the engine, which runs on `executor`, as many batches at a time as it says
+(one, on all its threads, unless a GPU overlaps several). Batches in flight are bounded in number (reads run ahead of the
+engine), their memory by the ports' slots.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from headrace.worker.budget import ByteBudget
 from headrace.worker.make_batch import Made, Order, Workshop, make_batch
 from headrace.worker.ports import OutPort
 from headrace.worker.stats import WorkerStats
+from headrace.worker.turns import EngineTurns
 from headrace.worker.work import Sessions, SessionWork
 
 log = structlog.get_logger()
@@ -38,11 +40,12 @@ READ_LAG_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on work in flight; see worker.settings."""
+    """Bounds on work in flight; see worker.settings. batches_at_once: the engine's."""
 
     batches_in_flight: int = 3
     read_ahead_bytes: int = 1 << 30
     read_deadline_s: float = 120.0
+    batches_at_once: int = 1
 
 
 @dataclass(eq=False)
@@ -76,10 +79,11 @@ class Producer:
         self._ports: dict[OutPort, _PortState] = {}
         self._tasks: dict[asyncio.Task[None], SessionWork] = {}
         self._wake = asyncio.Event()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="headrace-engine")
+        self._executor = ThreadPoolExecutor(limits.batches_at_once, thread_name_prefix="headrace-engine")
         self._budgets: dict[str, ByteBudget] = {}
         stats.read_ahead(lambda: sum(budget.held_bytes for budget in list(self._budgets.values())))
-        self._shop = Workshop(self._executor, asyncio.Lock(), limits.read_deadline_s)
+        turns = EngineTurns(limits.batches_at_once)
+        self._shop = Workshop(self._executor, turns, limits.read_deadline_s, stats.gpu_memory_full)
         self._used_s: dict[str, float] = {}
         self._draining = False
 
@@ -185,7 +189,7 @@ class Producer:
                 await asyncio.wait(left, timeout=5)
 
     def close(self) -> None:
-        """Free the engine thread; call after `drain`."""
+        """Free the engine's threads; call after `drain`."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _start_next(self) -> bool:

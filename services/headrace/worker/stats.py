@@ -46,6 +46,7 @@ class WorkerStats:
         self._connections = metrics.gauge("headrace_connections", registry)
         self._slab_bytes = metrics.gauge("headrace_slab_bytes", registry)
         self._read_ahead = metrics.gauge("headrace_read_ahead_bytes", registry)
+        self._gpu_memory_full = metrics.counter("headrace_gpu_memory_full_total", registry)
         self._jobs: set[str] = set()
         self._lanes = metrics.gauge("headrace_lanes_held", registry)
         self._heartbeat = metrics.histogram("headrace_heartbeat_seconds", registry)
@@ -64,7 +65,9 @@ class WorkerStats:
 
     def made(self, job: str, samples: int, transport: str, made: Made) -> None:
         """Count a batch that the engine finished."""
-        self._engine_speed = _mean(self._engine_speed, samples / max(made.busy_s, 1e-9), _SPEED_WEIGHT)
+        # Of the seconds that several batches spent in the engine together each has its share.
+        engine_s = made.busy_s / made.at_once
+        self._engine_speed = _mean(self._engine_speed, samples / max(engine_s, 1e-9), _SPEED_WEIGHT)
         reads_speed = self._in_flight * samples / max(made.read_s + made.busy_s, 1e-9)
         self._reads_speed = _mean(self._reads_speed, reads_speed, _READ_WEIGHT)
         self.samples_per_s = min(self._engine_speed, self._reads_speed)
@@ -79,7 +82,7 @@ class WorkerStats:
             self._bad.labels(job, BAD_REASONS[code]).inc(count)
         now = time.monotonic()
         # Share of the time since the last batch's end that the engine worked, smoothed as the speed is.
-        share = min(made.busy_s / max(now - self._busy_until_s, 1e-9), 1.0)
+        share = min(engine_s / max(now - self._busy_until_s, 1e-9), 1.0)
         self._busy_until_s = now
         self._busy_share += _SPEED_WEIGHT * (share - self._busy_share)
         self._busy.set(self._busy_share)
@@ -87,6 +90,10 @@ class WorkerStats:
     def failed(self, job: str, code: str) -> None:
         """Count a batch that could not be made."""
         self._failed.labels(job, code).inc()
+
+    def gpu_memory_full(self) -> None:
+        """Count a batch that is begun again, with fewer beside it."""
+        self._gpu_memory_full.inc()
 
     def connected(self, transport: str, change: int, slab_bytes: int) -> None:
         """A rank came (+1) or went (-1) with its slots."""
