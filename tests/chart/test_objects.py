@@ -267,6 +267,44 @@ def test_certificates_name_what_is_called() -> None:
         assert endpoint["tlsConfig"]["serverName"] in named(rendered("autoscaled"), "Certificate", which)["spec"]["dnsNames"]
 
 
+@every_set
+def test_what_people_look_at_is_reached_when_no_replica_is_ready(values: str) -> None:
+    """While the store is away none is: calls wait for one that is, and status page, metrics and the check must not."""
+    objects = rendered(values)
+    by_port = {port["name"]: s for s in of_kind(objects, "Service") for port in s["spec"]["ports"]}
+    assert by_port["http"]["spec"]["publishNotReadyAddresses"] is True
+    assert "publishNotReadyAddresses" not in by_port["grpc"]["spec"]
+    host = f"{by_port['http']['metadata']['name']}.{NAMESPACE}.svc"
+    (check,) = [spec["containers"][0] for name, _, spec in pods(objects) if name.endswith("-test")]
+    assert check["args"][0].partition("://")[2] == f"{host}:7301"
+    for certificate in of_kind(objects, "Certificate"):
+        if certificate["metadata"]["name"].endswith("-coordinator"):
+            assert host in certificate["spec"]["dnsNames"]
+    for monitor in of_kind(objects, "ServiceMonitor"):
+        (endpoint,) = monitor["spec"]["endpoints"]
+        assert endpoint["port"] == "http"
+        assert endpoint.get("tlsConfig", {"serverName": host})["serverName"] == host
+
+
+def test_a_trainers_identity_may_be_set_and_its_sidecar_has_the_workers() -> None:
+    """Who reads the data set needs the cloud identity: a sidecar does, a trainer beside a DaemonSet does not."""
+    role, own = "eks.amazonaws.com/role-arn", "arn:trainer"
+    values = f"data: {{serviceAccountAnnotations: {{{role}: arn:data}}}}\nexampleTrainer: {{enabled: true, dataset: s3://d, "
+    token, mine = "tokenSecret: {name: t}", f"serviceAccountAnnotations: {{{role}: {own}}}"
+    for given, wanted in (
+        (f"{token}}}", None),
+        (f"{token}, sharedMemory: sidecar}}", "arn:data"),
+        (f"{token}, sharedMemory: sidecar, {mine}}}", own),
+        (f"{token}, {mine}, podLabels: {{azure.workload.identity/use: 'true'}}}}", own),
+    ):
+        objects = with_values(values + given)
+        ((labels, spec),) = [(labels, spec) for name, labels, spec in pods(objects) if "example-trainer" in name]
+        account = named(objects, "ServiceAccount", spec["serviceAccountName"])
+        assert account["metadata"].get("annotations", {}).get(role) == wanted
+        assert ("podLabels" in given) == ("azure.workload.identity/use" in labels)
+        assert named(objects, "ServiceAccount", "-worker")["metadata"]["annotations"] == {role: "arn:data"}
+
+
 def test_a_trainer_meets_the_worker_where_both_look() -> None:
     """Same volume, same path, the group in both pods, and the worker's user trusted."""
     for values, owner in (("gpu-daemonset", "feed-worker-gpu"), ("sidecar", "")):
@@ -303,12 +341,28 @@ def test_what_scales_is_there_and_has_no_replicas_of_its_own() -> None:
         assert "replicas" not in deployments[scaler["spec"]["scaleTargetRef"]["name"]]["spec"]
 
 
+@pytest.mark.parametrize("base", ["https://git.example/v1/docs/runbooks", "https://git.example/v1/docs/runbooks/"])
+def test_runbooks_are_links_where_their_place_is_said(base: str) -> None:
+    """And pages that are there; without a place no path passes for a link (the test below)."""
+    (rule,) = of_kind(with_values(f"monitoring: {{rules: true, runbookBase: '{base}'}}"), "PrometheusRule")
+    alerts = [each for group in rule["spec"]["groups"] for each in group["rules"] if "alert" in each]
+    assert len(alerts) > 5
+    for alert in alerts:
+        address, _, page = alert["annotations"]["runbook_url"].rpartition("/")
+        assert address == "https://git.example/v1/docs/runbooks"
+        assert page == f"{alert['alert']}.md"
+        assert (ROOT / "docs/runbooks" / page).exists()
+        assert "runbook" not in alert["annotations"]
+
+
 def test_rules_and_dashboards_are_the_files() -> None:
     objects = rendered("monitored")
     (rule,) = of_kind(objects, "PrometheusRule")
     wanted = [
         group for path in sorted((CHART / "files/rules").glob("*.yaml")) for group in yaml.safe_load(path.read_text())["groups"]
     ]
+    for each in (each for group in wanted for each in group["rules"] if "annotations" in each):
+        each["annotations"]["runbook"] = each["annotations"].pop("runbook_url")
     assert rule["spec"]["groups"] == wanted
     found = {
         name: text for item in of_kind(objects, "ConfigMap") for name, text in item["data"].items() if name.endswith(".json")

@@ -57,6 +57,7 @@ MISSPELT = {
     "store: {external: {url: 'http://h'}}": "url",
     "image: {digest: abc}": "digest",
     "networkPolicy: {trainers: [{}]}": "trainers",
+    "monitoring: {runbookBase: docs/runbooks}": "runbookBase",
     "workers: {cpu: {env: {HEADRACE_WORKER_LAG: 3}}}": "HEADRACE_WORKER_LAG",
 }
 

@@ -131,6 +131,23 @@ def test_what_workers_are_scaled_by_is_exported() -> None:
     assert env_of(worker["spec"]["template"]["spec"]["containers"][0])["HEADRACE_WORKER_POOL"] == pool[1]
 
 
+def test_workers_of_two_releases_are_told_apart() -> None:
+    """In one namespace, with classes of one name: a pool that both had would scale each by the other's need."""
+    values, pools = "workers: {cpu: {autoscaling: {mode: hpa}}, b: {}}\n", list[str]()
+    for name in ("one", "two"):
+        objects = with_values(f"{values}fullnameOverride: {name}\n")
+        pools += [
+            env["HEADRACE_WORKER_POOL"]
+            for _, _, spec in pods(objects)
+            for env in [env_of(spec["containers"][0])]
+            if "HEADRACE_WORKER_POOL" in env
+        ]
+        (scaler,) = of_kind(objects, "HorizontalPodAutoscaler")
+        (metric,) = scaler["spec"]["metrics"]
+        assert metric["external"]["metric"]["selector"]["matchLabels"]["pool"] == f"{name}.cpu"
+    assert sorted(pools) == ["one.b", "one.cpu", "two.b", "two.cpu"]
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 JOBS = [

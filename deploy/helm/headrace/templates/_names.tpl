@@ -44,6 +44,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if $digest -}}{{ printf "%s@%s" $repository $digest }}{{- else -}}{{ printf "%s:%s" $repository $tag }}{{- end -}}
 {{- end -}}
 
+{{/* What workers of a class are scaled together with, in the metrics: no other release has it, as none in the namespace has the
+same Services, and no class has a dot in its name. Takes (dict "root" $ "name" "cpu"). */}}
+{{- define "headrace.pool" -}}
+{{ include "headrace.fullname" .root }}.{{ .name }}
+{{- end -}}
+
 {{/* Where a program listens. Takes (dict "root" $ "port" 7300). */}}
 {{- define "headrace.listen" -}}
 {{ ternary "[::]" "0.0.0.0" .root.Values.ipv6 }}:{{ .port }}
@@ -51,6 +57,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{- define "headrace.coordinatorHost" -}}
 {{ include "headrace.fullname" . }}-coordinator.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{- define "headrace.statusHost" -}}
+{{ include "headrace.fullname" . }}-status.{{ .Release.Namespace }}.svc
 {{- end -}}
 
 {{- define "headrace.coordinatorAddress" -}}

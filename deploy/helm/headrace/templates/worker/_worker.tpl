@@ -26,7 +26,7 @@ env:
   - {name: HEADRACE_WORKER_SOCKET_DIR, value: {{ printf "%s/sockets" $class.sockets.path | quote }}}
   - {name: HEADRACE_WORKER_SOCKET_GROUP, value: {{ $class.sockets.group | int64 | quote }}}
   {{- end }}
-  - {name: HEADRACE_WORKER_POOL, value: {{ .name | quote }}}
+  - {name: HEADRACE_WORKER_POOL, value: {{ include "headrace.pool" . | quote }}}
   - {name: HEADRACE_WORKER_RETIRING, value: {{ $class.retiring | quote }}}
   - {name: HEADRACE_WORKER_ENGINE, value: {{ $class.engine | quote }}}
   # Not all cores of the node, which is what a pod without a CPU limit sees.
