@@ -33,10 +33,10 @@ from headrace.wire.malloc import tune_malloc
 from headrace.wire.secret import Secret, secret
 from headrace.wire.tls import ServerTls
 from headrace.worker import socket_dir
-from headrace.worker.engines import registry
 from headrace.worker.health import Health
 from headrace.worker.lease_loop import Identity, LeaseLoop
 from headrace.worker.metrics_http import MetricsServer
+from headrace.worker.placement import make_engine
 from headrace.worker.producer import Limits, Producer
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_grpc import GrpcServer
@@ -71,9 +71,9 @@ async def run(settings: WorkerSettings) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     stats = WorkerStats(CollectorRegistry(), settings.batches_in_flight)
-    engine = registry.create(settings.engine, settings.cores)
+    engine = make_engine(settings.engine, settings.cores)
     sessions = Sessions()
-    limits = Limits(settings.batches_in_flight, settings.read_ahead_bytes, settings.read_deadline_s)
+    limits = Limits(settings.batches_in_flight, settings.read_ahead_bytes, settings.read_deadline_s, engine.batches_at_once)
     producer = Producer(settings.worker_id, engine.fingerprint, sessions, stats, limits)
     toolbox = Toolbox(engine, partial(open_source, roots=Roots.of(settings.data_roots)))
     register = RankRegister(producer, worker=settings.worker_id, tokens_of=sessions.token_hashes)

@@ -65,10 +65,12 @@ class WorkerSettings(SecuritySettings):
         "name the worker's user in HEADRACE_SOCKET_OWNERS. Empty: the worker's own user alone.",
     )
     metrics_address: str = Field("0.0.0.0:7311", description="host:port of /metrics; empty: none.")
-    engine: Literal["cpu", "cpu-libs", "null"] = Field(
+    # Not `auto` by itself: workers on unlike machines would choose unlike engines, and a job is served by one alone.
+    engine: Literal["auto", "cpu", "cpu-libs", "null"] = Field(
         "cpu",
-        description="What decodes and augments. `cpu-libs` is `cpu` without its native core, for fleets where not all have it;"
-        " `null` leaves pixels as they are: for measuring overhead.",
+        description="What decodes and augments. `auto` looks at what this machine has, and logs what it chose and why; workers "
+        "that are to serve one job must all choose the same. `cpu-libs` is `cpu` without its native core, for fleets where not "
+        "all have it; `null` leaves pixels as they are: for measuring overhead.",
     )
     threads: int = Field(0, ge=0, le=1024, description="Threads that decode; 0: one for each core this process may use.")
     batches_in_flight: int = Field(
