@@ -131,6 +131,17 @@ class NativeCore:
             raise HeadraceError(f"the native core cannot decode region {region} of {size}: status {status}")
         return out if status == OK else None
 
+    def undamaged(self, data: bytes, size: tuple[int, int]) -> bool:
+        """Whether libjpeg has nothing to say of an image that `takes` takes: its entropy code is read to the end, next to
+        nothing of it is transformed. size: stored (height, width). For decoders that pass over damage.
+        """
+        out = np.empty((1, 1, 3), np.uint8)
+        sides, box = (ctypes.c_int64 * 2)(*size), (ctypes.c_int64 * 4)(0, 0, 1, 1)
+        status = self._library.hn_decode(self._libjpeg, data, len(data), sides, box, True, out.ctypes.data)
+        if status == NO_MEMORY:
+            raise MemoryError("the native core found no memory")
+        return bool(status == OK)
+
     def resize(self, pixels: Pixels, height: int, width: int) -> Pixels:
         """Scale uint8[h, w, 3] of any strides to uint8[height, width, 3]. The same array where nothing changes."""
         if pixels.shape[:2] == (height, width):

@@ -26,7 +26,7 @@ class Writer:
     def __init__(self, spec: PipelineSpec) -> None:
         self._spec = spec
         self._planar = spec.output.layout == "NCHW"
-        self._tables = None if spec.output.dtype == "uint8" else _tables(spec.output)
+        self._tables = tables(spec.output)
 
     def view(self, out: memoryview, rows: int) -> SlotArray:
         """The slot's pixels as an array in spec.shape(rows). Raises HeadraceError if the slot isn't of that size."""
@@ -45,14 +45,16 @@ class Writer:
             copy_pixels(pixels, target)
 
 
-def _tables(output: Output) -> list[SlotArray]:
-    """Per channel the 256 values, in the slot's dtype."""
+def tables(output: Output) -> list[SlotArray] | None:
+    """Per channel what the 256 levels become, in the slot's dtype; None where they stay as they are."""
+    if output.dtype == "uint8":
+        return None
     values = np.arange(256, dtype=np.float64) / 255
     means, stds = (output.normalize.mean, output.normalize.std) if output.normalize else ((0.0,) * 3, (1.0,) * 3)
-    tables = [(values - mean) / std for mean, std in zip(means, stds, strict=True)]
+    exact = [(values - mean) / std for mean, std in zip(means, stds, strict=True)]
     if output.dtype == "bfloat16":
-        return [_bfloat16_bits(table.astype(np.float32)) for table in tables]
-    return [table.astype(_DTYPES[output.dtype]) for table in tables]
+        return [_bfloat16_bits(table.astype(np.float32)) for table in exact]
+    return [table.astype(_DTYPES[output.dtype]) for table in exact]
 
 
 def _bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -118,15 +118,19 @@ def is_turbo(header: ImageHeader) -> bool:
 
 
 def _decode_jpeg(data: bytes, header: ImageHeader) -> Pixels:
-    if header.jfif_major_at:
-        at = header.jfif_major_at
-        data = b"".join((data[:at], b"\x01", data[at + 1 :]))
+    data = with_known_jfif(data, header)
     # A cut image gets here only if the job tolerates it; its missing rows then are as libjpeg leaves them.
     strict = header.complete
     if header.components == 4:
         return _adobe_cmyk_to_rgb(simplejpeg.decode_jpeg(data, "CMYK", strict=strict))
     rgb: Pixels = simplejpeg.decode_jpeg(data, "RGB", strict=strict)
     return rgb
+
+
+def with_known_jfif(data: bytes, header: ImageHeader) -> bytes:
+    """The JPEG with a JFIF version that libjpeg knows: of another it warns, though it is no damage."""
+    at = header.jfif_major_at
+    return b"".join((data[:at], b"\x01", data[at + 1 :])) if at else data
 
 
 def _adobe_cmyk_to_rgb(inverted: Pixels) -> Pixels:
