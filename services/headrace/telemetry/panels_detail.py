@@ -6,6 +6,16 @@ from headrace.telemetry.panels import FLEET, RATE, Panel, Query, Row, own, quant
 from headrace.telemetry.panels_ranks import LEASES, RANKS
 from headrace.telemetry.panels_workers import WORKERS
 
+
+def _certificates(form: str) -> str:
+    """For each process with TLS an expression of when its certificate ends, {0}, and began, {1}."""
+    sides = (
+        form.format(f"(headrace_{by}_tls_not_after_seconds{{{FLEET}}} > 0)", f"headrace_{by}_tls_not_before_seconds{{{FLEET}}}")
+        for by in ("coordinator", "worker")
+    )
+    return f"min by (instance) ({' or '.join(f'({side})' for side in sides)})"
+
+
 SCALING = Row(
     "Scaling",
     (
