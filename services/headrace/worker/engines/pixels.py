@@ -35,7 +35,7 @@ _PILLOW_NAMES = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bm
 _TURBO_SAMPLING = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)}
 _SIXTEEN_BITS = {"I;16", "I;16L", "I;16B", "I;16N"}
 # What Pillow and simplejpeg raise for damaged data (AVIF and WebP: RuntimeError).
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, OverflowError, RuntimeError, struct.error, zlib.error)
+DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, OverflowError, RuntimeError, struct.error, zlib.error)
 
 
 class BadImage(Exception):
@@ -84,7 +84,7 @@ def _probe_avif(data: bytes, header: ImageHeader, decode: Decode) -> Probe:
             known = replace(
                 header, width=image.width, height=image.height, orientation=orientation if orientation in range(1, 9) else 1
             )
-    except _DAMAGE:
+    except DAMAGE:
         return Probe(data, header, "corrupt")
     return Probe(data, known, check(known, decode))
 
@@ -96,14 +96,18 @@ def decode_rgb(probed: Probe, decode: Decode) -> Pixels:
         rgb = _decode_jpeg(probed.data, header) if is_turbo(header) else _decode_pillow(probed.data, header, decode)
     except BadImage:
         raise
-    except _DAMAGE as error:
-        reason = "truncated" if "truncated" in str(error).lower() or isinstance(error, EOFError) else "corrupt"
-        raise BadImage(reason, str(error)) from error
+    except DAMAGE as error:
+        raise BadImage(damage_reason(error), str(error)) from error
     # Pillow turns TIFF by itself.
     size = header.oriented_size if header.format == "tiff" else (header.height, header.width)
     if rgb.shape != (*size, 3):
         raise BadImage("corrupt", f"the header says {size} pixels, the data {rgb.shape}")
     return rgb if header.format == "tiff" else orient(rgb, header.orientation)
+
+
+def damage_reason(error: Exception) -> str:
+    """The reason for one of DAMAGE."""
+    return "truncated" if "truncated" in str(error).lower() or isinstance(error, EOFError) else "corrupt"
 
 
 def is_turbo(header: ImageHeader) -> bool:
