@@ -12,6 +12,7 @@ from headrace.core.errors import BatchFailed, PeerGone, PortInUse, SessionSupers
 from headrace.testing.null_producer import NullProducer, pattern
 from headrace.wire import messages, slot_format
 from headrace.wire.batch_meta import decode_meta
+from headrace.worker.ports import Room
 from tests.contract.raw_rank import HELLO, SHAPE, Harness, RawRank, pixels_of, serving
 
 pytestmark = pytest.mark.parametrize("transport", ["shm", "grpc"])
@@ -158,7 +159,7 @@ async def test_a_bug_in_admit_is_told_and_the_server_goes_on(
 ) -> None:
     async with serving(transport, path) as harness:
 
-        async def broken(*_: object) -> tuple[int, int]:
+        async def broken(*_: object) -> Room:
             raise ZeroDivisionError("oops")
 
         monkeypatch.setattr(harness.producer, "admit", broken)

@@ -16,6 +16,7 @@ import pytest
 from headrace.core.errors import ConfigInvalid, PortInUse
 from headrace.testing.null_producer import NullProducer
 from headrace.wire import messages
+from headrace.worker.ports import Room
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_local import LocalServer
 from headrace.worker.unix_socket import BoundSocket
@@ -165,10 +166,10 @@ async def test_a_rank_that_leaves_during_admission_leaves_nothing(path: Path) ->
     producer = NullProducer(SHAPE)
     entered, leave = asyncio.Event(), asyncio.Event()
 
-    async def slow(*_: object) -> tuple[int, int]:
+    async def slow(*_: object) -> Room:
         entered.set()
         await leave.wait()
-        return producer.slot_bytes, 4
+        return Room(producer.slot_bytes, 4)
 
     producer.admit = slow  # type: ignore[method-assign]
     server = LocalServer(RankRegister(producer, worker="w0"), path)

@@ -124,6 +124,9 @@ class Port:
     def wants(self, index: int) -> bool:
         return self._credit.wants(index)
 
+    def device_place(self, index: int) -> None:
+        return None
+
     def acquire(self, index: int) -> memoryview | None:
         return memoryview(self._slots[index % self.window])
 
@@ -346,7 +349,7 @@ async def test_draining_finishes_what_was_begun_and_begins_nothing(rig: Rig) -> 
 
 async def test_admission(rig: Rig) -> None:
     work = await rig.session()
-    assert await rig.producer.admit("train", 1, 0, "n") == (work.slot_bytes, 3)
+    assert await rig.producer.admit("train", 1, 0, "n") == (work.slot_bytes, 3, work.pixel_bytes)
     with pytest.raises(WorldMismatch):
         await rig.producer.admit("train", 1, 1, "n")
     with pytest.raises(SessionUnknown):

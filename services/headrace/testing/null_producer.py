@@ -10,7 +10,7 @@ from headrace.core.batch import BatchMeta
 from headrace.core.errors import HeadraceError
 from headrace.wire import slot_format
 from headrace.wire.batch_meta import encode_meta
-from headrace.worker.ports import OutPort
+from headrace.worker.ports import OutPort, Room
 
 
 def pattern(index: int, pixel_bytes: int) -> bytes:
@@ -41,11 +41,11 @@ class NullProducer:
         self.made: list[tuple[int, int]] = []  # (rank, index)
         self.on_made: Callable[[OutPort, int], None] | None = None
 
-    async def admit(self, job: str, attempt: int, rank: int, nonce: str) -> tuple[int, int]:
+    async def admit(self, job: str, attempt: int, rank: int, nonce: str) -> Room:
         """See PortListener."""
         if self.error is not None:
             raise self.error
-        return self.slot_bytes, self.window
+        return Room(self.slot_bytes, self.window, self.pixel_bytes)
 
     def opened(self, port: OutPort) -> None:
         """See PortListener."""

@@ -6,9 +6,12 @@ whatever does not parse is a ProtocolMismatch, never another exception.
 
 A rank sends
   HELLO    protocol, job, attempt, rank, nonce, next index, window, and the indexes above it that it has already
+           gpu and memories where it takes batches on a GPU (wire.device_memory)
   NEXT     its lowest index not yet released: all below are free again; this one number is the whole of the credit
+  PROBED   it sees the worker's pattern in the device slab and has answered it there; before that nothing is made for it
 A producer sends
-  WELCOME  slots, slot_bytes, generation of its slab (on a Unix socket the slab's descriptor rides along)
+  WELCOME  slots, slot_bytes, generation of its slab (on a Unix socket the slab's descriptor rides along); to a rank that takes
+           batches on a GPU also the device slab for the pixels (its descriptor, too, or a handle), or why there is none
   STARTED  it began to make an index, under a token
   CHUNK    bytes at an offset of an index's slot (gRPC only)
   READY    index is complete in its slot (`index % slots`), under a token, with its total bytes (and on gRPC a checksum)
@@ -27,11 +30,11 @@ from headrace.core import limits
 from headrace.core.errors import Ids, ProtocolMismatch
 
 # major * 1000 + minor. A peer with the same major and a minor at most one lower is served.
-PROTOCOL = 2000
+PROTOCOL = 2001
 MAX_CONTROL_BYTES = limits.MESSAGE_BYTES
 CHUNK_BYTES = limits.CHUNK_BYTES
 
-_HELLO, _NEXT, _WELCOME, _STARTED, _CHUNK, _READY, _FAILED, _REFUSE, _DRAIN = range(1, 10)
+_HELLO, _NEXT, _WELCOME, _STARTED, _CHUNK, _READY, _FAILED, _REFUSE, _DRAIN, _PROBED = range(1, 11)
 _NEXT_S = struct.Struct("<BQ")
 _STARTED_S = struct.Struct("<BQQ")
 _CHUNK_S = struct.Struct("<BQQQI")
@@ -40,7 +43,11 @@ _READY_S = struct.Struct("<BQQQQQ")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A rank introduces itself. have: indexes in [next, next + window) that it needs no more."""
+    """A rank introduces itself. have: indexes in [next, next + window) that it needs no more.
+
+    gpu: UUID of the GPU on which it takes batches, or empty; memories: kinds of device memory (wire.device_memory) that it can
+    import, the best first, with commas between.
+    """
 
     protocol: int
     job: str
@@ -51,6 +58,8 @@ class Hello:
     window: int
     have: tuple[int, ...] = ()
     token: str = field(default="", repr=False)
+    gpu: str = ""
+    memories: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +71,24 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The producer's slab: `slots` slots of `slot_bytes` each; generation differs for each slab of one producer."""
+    """The producer's slab: `slots` slots of `slot_bytes` each; generation differs for each slab of one producer.
+
+    memory: kind of the device slab that holds the pixels, `slots` slots of `device_slot_bytes` on the GPU of UUID `gpu`; empty:
+    pixels lie in the slab itself, and `why_not` says so to a rank that asked for a GPU. handle: what to import the device slab
+    by, in hexadecimal; empty where its descriptor rides along. nonce: of the probe's patterns.
+    """
 
     protocol: int
     worker: str
     generation: int
     slots: int
     slot_bytes: int
+    memory: str = ""
+    gpu: str = ""
+    device_slot_bytes: int = 0
+    handle: str = ""
+    nonce: str = ""
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +144,19 @@ class Drain:
     """Nothing new will be started here."""
 
 
-Message = Hello | Next | Welcome | Started | Chunk | Ready | Failed | Refuse | Drain
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The device slab is mapped, and the pattern in it is answered."""
 
+
+Message = Hello | Next | Welcome | Started | Chunk | Ready | Failed | Refuse | Drain | Probed
+
+_EMPTY_TYPES: dict[int, type[Drain] | type[Probed]] = {_DRAIN: Drain, _PROBED: Probed}
+_EMPTY_CODES: dict[type, int] = {cls: code for code, cls in _EMPTY_TYPES.items()}
 _JSON_TYPES: dict[int, type] = {_HELLO: Hello, _WELCOME: Welcome, _FAILED: Failed, _REFUSE: Refuse}
 _JSON_CODES: dict[type, int] = {cls: code for code, cls in _JSON_TYPES.items()}
 # What is longer than a name or a short text; an error of another side may quote an address.
-_TEXTS = {"message": limits.ERROR_CHARS, "token": limits.TOKENS_CHARS}
+_TEXTS = {"message": limits.ERROR_CHARS, "token": limits.TOKENS_CHARS, "why_not": limits.ERROR_CHARS}
 _FIELD_TYPES: dict[type, dict[str, type | tuple[type, ...]]] = {
     Hello: {
         "protocol": int,
@@ -141,11 +168,31 @@ _FIELD_TYPES: dict[type, dict[str, type | tuple[type, ...]]] = {
         "window": int,
         "have": list,
         "token": str,
+        "gpu": str,
+        "memories": str,
     },
-    Welcome: {"protocol": int, "worker": str, "generation": int, "slots": int, "slot_bytes": int},
+    Welcome: {
+        "protocol": int,
+        "worker": str,
+        "generation": int,
+        "slots": int,
+        "slot_bytes": int,
+        "memory": str,
+        "gpu": str,
+        "device_slot_bytes": int,
+        "handle": str,
+        "nonce": str,
+        "why_not": str,
+    },
     Failed: {"index": int, "code": str, "message": str, "ids": dict},
     Refuse: {"code": str, "message": str, "ids": dict},
 }
+# Added in 2001, and left out where empty: a peer of 2000 refuses fields that it does not know.
+_LATER: dict[type, frozenset[str]] = {
+    Hello: frozenset({"gpu", "memories"}),
+    Welcome: frozenset({"memory", "gpu", "device_slot_bytes", "handle", "nonce", "why_not"}),
+}
+_NO_FIELDS: frozenset[str] = frozenset()
 
 
 def encode(message: Message) -> bytes:
@@ -159,12 +206,14 @@ def encode(message: Message) -> bytes:
             return _READY_S.pack(_READY, index, token, generation, total_bytes, checksum)
         case Chunk(index, token, offset, data):
             return b"".join((chunk_header(index, token, offset, len(data)), data))
-        case Drain():
-            return bytes([_DRAIN])
+        case Drain() | Probed():
+            return bytes([_EMPTY_CODES[type(message)]])
         case _:
             if isinstance(message, Failed | Refuse):
                 message = _within_limits(message)
-            return bytes([_JSON_CODES[type(message)]]) + json.dumps(asdict(message), separators=(",", ":")).encode()
+            later = _LATER.get(type(message), _NO_FIELDS)
+            fields = {name: value for name, value in asdict(message).items() if value or name not in later}
+            return bytes([_JSON_CODES[type(message)]]) + json.dumps(fields, separators=(",", ":")).encode()
 
 
 def next_message(index: int) -> bytes:
@@ -208,8 +257,8 @@ def decode(data: bytes | memoryview) -> Message:
             return Started(*_STARTED_S.unpack(view)[1:])
         if kind == _READY:
             return Ready(*_READY_S.unpack(view)[1:])
-        if kind == _DRAIN and len(view) == 1:
-            return Drain()
+        if kind in _EMPTY_TYPES and len(view) == 1:
+            return _EMPTY_TYPES[kind]()
     except struct.error as error:
         raise ProtocolMismatch(f"data plane message of type {kind} has a wrong length {len(view)}") from error
     if kind in _JSON_TYPES and len(view) <= MAX_CONTROL_BYTES:
@@ -223,10 +272,10 @@ def _decode_json(cls: type[Message], text: bytes) -> Message:
     except (ValueError, RecursionError) as error:
         raise ProtocolMismatch(f"{cls.__name__} message is not JSON") from error
     expected = _FIELD_TYPES[cls]
-    if not isinstance(fields, dict) or set(fields) != set(expected):
+    if not isinstance(fields, dict) or set(expected) - _LATER.get(cls, _NO_FIELDS) - set(fields) or set(fields) - set(expected):
         raise ProtocolMismatch(f"{cls.__name__} message has wrong fields")
-    for name, kind in expected.items():
-        value = fields[name]
+    for name, value in fields.items():
+        kind = expected[name]
         out_of_range = isinstance(value, int) and not 0 <= value < 2**64
         if not isinstance(value, kind) or isinstance(value, bool) or out_of_range:
             raise ProtocolMismatch(f"{cls.__name__}.{name} has a wrong type or range")

@@ -6,6 +6,8 @@
 4096     pixels, C-contiguous in the output layout (page aligned: can be pinned and copied by DMA)
 ...      meta (wire.batch_meta), at the next multiple of 64 after the pixels
 ```
+Where the pixels lie on a GPU (cuda_ipc), the header says so, and the meta begins at 4096.
+
 Pure apart from struct packing. Writers fill pixels and meta first, then the header, and the mark when the slot is the rank's;
 readers check magic, version, index, token, lengths and the meta's CRC before they trust anything.
 """
@@ -30,7 +32,8 @@ LAYOUT_CODES: dict[str, int] = {"NHWC": 1, "NCHW": 2}
 DTYPES = {code: name for name, code in DTYPE_CODES.items()}
 LAYOUTS = {code: name for name, code in LAYOUT_CODES.items()}
 
-# magic, version, dtype, layout, 0, index, token, pixel bytes, meta offset, meta bytes, meta crc32, shape[4]
+# magic, version, dtype, layout, place, index, token, pixel bytes, meta offset, meta bytes, meta crc32, shape[4]
+# place: 1 where the pixels lie on a GPU
 _HEADER = struct.Struct("<4sHBBIQQQQII4I")
 HEADER_BYTES = _HEADER.size
 # index, token, total bytes, crc32 of these
@@ -39,7 +42,10 @@ _MARK_AT = PIXEL_OFFSET - 64
 
 
 class SlotHeader(NamedTuple):
-    """The header's fields. index: position in the rank's session. shape: of the pixels, 4 numbers."""
+    """The header's fields. index: position in the rank's session. shape: of the pixels, 4 numbers.
+
+    on_device: they are not here but on a GPU.
+    """
 
     index: int  # type: ignore[assignment]
     token: int
@@ -50,6 +56,7 @@ class SlotHeader(NamedTuple):
     meta_offset: int
     meta_bytes: int
     meta_crc: int
+    on_device: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -65,6 +72,11 @@ def slot_bytes(pixel_bytes: int, max_meta_bytes: int) -> int:
 def meta_offset(pixel_bytes: int) -> int:
     """Where the meta begins."""
     return PIXEL_OFFSET + -(-pixel_bytes // ALIGN) * ALIGN
+
+
+def host_slot_bytes(whole: int, pixel_bytes: int) -> int:
+    """Bytes of a slot that has room for the same meta as one of `whole` bytes, but whose pixels lie on a GPU."""
+    return slot_bytes(0, whole - meta_offset(pixel_bytes))
 
 
 def max_meta_bytes(batch_size: int, max_key_bytes: int, max_label_bytes: int, label_width: int) -> int:
@@ -93,9 +105,13 @@ def seal(
     layout: str,
     shape: tuple[int, int, int, int],
     pixel_bytes: int,
+    on_device: bool = False,
 ) -> int:
-    """Write meta and header of a slot whose pixels are there. Returns its total bytes. ProtocolMismatch: no room for meta."""
-    start = meta_offset(pixel_bytes)
+    """Write meta and header of a slot whose pixels are there, or on a GPU. Returns its total bytes.
+
+    ProtocolMismatch: no room for meta.
+    """
+    start = meta_offset(0 if on_device else pixel_bytes)
     if start + len(meta) > len(slot):
         raise ProtocolMismatch(
             f"batch meta of {len(meta)} bytes does not fit the slot ({len(slot) - start} left); the manifest's longest key or "
@@ -107,7 +123,7 @@ def seal(
         FORMAT_VERSION,
         DTYPE_CODES[dtype],
         LAYOUT_CODES[layout],
-        0,
+        int(on_device),
         index,
         token,
         pixel_bytes,
@@ -146,15 +162,16 @@ def read_slot(slot: memoryview) -> tuple[SlotHeader, bytearray]:
     """A slot's header and a copy of its meta, checked against the slot's size and the meta's CRC. Raises ProtocolMismatch."""
     if len(slot) < PIXEL_OFFSET:
         raise ProtocolMismatch(f"a slot of {len(slot)} bytes is too short for a header")
-    magic, version, dtype, layout, _, index, token, pixel_bytes, start, meta_bytes, crc, *shape = _HEADER.unpack_from(slot)
+    magic, version, dtype, layout, place, index, token, pixel_bytes, start, meta_bytes, crc, *shape = _HEADER.unpack_from(slot)
     if magic != MAGIC or version != FORMAT_VERSION:
         raise ProtocolMismatch(f"slot has magic {magic!r} version {version}; expected {MAGIC!r} version {FORMAT_VERSION}")
     if dtype not in DTYPES or layout not in LAYOUTS:
         raise ProtocolMismatch(f"slot has unknown dtype {dtype} or layout {layout}")
-    if start != meta_offset(pixel_bytes) or start + meta_bytes > len(slot):
+    if place not in (0, 1) or start != meta_offset(0 if place else pixel_bytes) or start + meta_bytes > len(slot):
         raise ProtocolMismatch("slot lengths do not fit the slot", index=index)
     meta = bytearray(slot[start : start + meta_bytes])
     if zlib.crc32(meta) != crc:
         raise ProtocolMismatch("slot meta does not have its checksum", index=index)
     sides = (shape[0], shape[1], shape[2], shape[3])
-    return SlotHeader(index, token, DTYPES[dtype], LAYOUTS[layout], sides, pixel_bytes, start, meta_bytes, crc), meta
+    names = (DTYPES[dtype], LAYOUTS[layout])
+    return SlotHeader(index, token, *names, sides, pixel_bytes, start, meta_bytes, crc, bool(place)), meta

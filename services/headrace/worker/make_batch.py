@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
@@ -23,6 +23,8 @@ from headrace.core.session_plan import Position
 from headrace.core.substitution import candidates
 from headrace.wire import batch_meta, slot_format
 from headrace.worker.budget import ByteBudget
+from headrace.worker.engines.protocol import Out, part
+from headrace.worker.pixel_places import DevicePlace, PixelPlaces
 from headrace.worker.sources.protocol import ReadBatch
 from headrace.worker.turns import EngineTurns
 from headrace.worker.work import SessionWork
@@ -36,7 +38,10 @@ ALONE_PAUSE_S = 2.0
 
 @dataclass(slots=True)
 class Order:
-    """A batch to be made. slot: writable, slot_bytes long. Times: CLOCK_MONOTONIC; read_s: once it has its bytes."""
+    """A batch to be made. slot: writable, slot_bytes long. Times: CLOCK_MONOTONIC; read_s: once it has its bytes.
+
+    device: where its pixels go if not into the slot.
+    """
 
     work: SessionWork
     rank: int
@@ -50,6 +55,7 @@ class Order:
     slot_free_s: float
     started_s: float
     read_s: float | None = None
+    device: DevicePlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,9 @@ class Made:
     """What became of an order.
 
     total_bytes: length of the sealed slot. requests: reads made. read_s, busy_s: wall seconds of the reads and of the
-    engine. decode_s, augment_s: thread-seconds. bad: reason code -> samples. at_once: how many were in the engine with it.
+    engine. decode_s, augment_s: thread-seconds. bad: reason code -> samples. augmented_s: CLOCK_MONOTONIC, when its pixels were
+    there. at_once: how many were in the engine with it.
+    device_bytes: its pixels, where they lie on a GPU instead.
     """
 
     total_bytes: int
@@ -68,7 +76,9 @@ class Made:
     decode_s: float
     augment_s: float
     bad: dict[int, int]
+    augmented_s: float
     at_once: int = 1
+    device_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +86,14 @@ class Workshop:
     """What all batches of a worker share.
 
     executor: a thread for each batch that may be in the engine. turns: how many may be. memory_full: called for each try that
-    found no GPU memory. read_deadline_s: for the reads of one batch.
+    found no GPU memory. read_deadline_s: for the reads of one batch. places: where pixels are written.
     """
 
     executor: Executor
     turns: EngineTurns
     read_deadline_s: float
     memory_full: Callable[[], None] = lambda: None
+    places: PixelPlaces = field(default_factory=PixelPlaces)
 
 
 async def make_batch(order: Order, shop: Workshop, budget: ByteBudget) -> Made:
@@ -107,9 +118,7 @@ async def _in_turn(order: Order, shop: Workshop, samples: BatchSamples, read: Re
     while True:
         async with shop.turns.turn() as at_once:
             try:
-                made = await loop.run_in_executor(
-                    shop.executor, _produce, order, samples.sample_ids, samples.mask, read, at_once
-                )
+                made = await loop.run_in_executor(shop.executor, _produce, order, shop.places, samples, read, at_once)
             except GpuMemoryFull as error:
                 full = error
                 shop.turns.shrink()
@@ -150,16 +159,17 @@ async def _read(order: Order, sample_ids: list[int], deadline_s: float, budget: 
         ) from None  # fmt: skip
 
 
-def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_], read: ReadBatch, at_once: int) -> Made:
+def _produce(order: Order, places: PixelPlaces, samples: BatchSamples, read: ReadBatch, at_once: int) -> Made:
     assert order.read_s is not None
     session = order.work.session
     job = session.job
-    pixels = slot_format.pixels(order.slot, order.work.pixel_bytes)
+    sample_ids, mask = samples.sample_ids, samples.mask
     keys = [(order.position.epoch, sample_id) for sample_id in sample_ids.tolist()]
     begun = time.monotonic()
-    result = order.work.engine.run(read.samples, keys, pixels)
-    sources, reasons = _substitute(order, read, keys, result.reasons, pixels)
-    augmented = time.monotonic()
+    with places.writing(order.slot, order.device, order.work.pixel_bytes) as pixels:
+        result = order.work.engine.run(read.samples, keys, pixels)
+        sources, reasons = _substitute(order, read, keys, result.reasons, pixels)
+        augmented = time.monotonic()
     # One library call decodes and augments: its wall time is split by the thread-seconds that it measured for each.
     share = result.decode_s / max(result.decode_s + result.augment_s, 1e-12)
     status = np.where(sources != np.arange(len(sources)), codes.SUBSTITUTED, codes.OK).astype(np.uint8)
@@ -206,6 +216,7 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
         layout=output.layout,
         shape=job.pipeline.shape(job.batch_size),
         pixel_bytes=order.work.pixel_bytes,
+        on_device=order.device is not None,
     )
     met = reasons[mask & (reasons > 0)]
     bad = {int(code): int(count) for code, count in zip(*np.unique(met, return_counts=True), strict=True)}
@@ -219,6 +230,7 @@ def _produce(order: Order, sample_ids: NDArray[np.int64], mask: NDArray[np.bool_
         result.augment_s,
         bad,
         at_once,
+        order.work.pixel_bytes if order.device is not None else 0,
     )
 
 
@@ -227,7 +239,7 @@ def _substitute(
     read: ReadBatch,
     keys: list[tuple[int, int]],
     reasons: NDArray[np.uint8],
-    pixels: memoryview,
+    pixels: Out,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Fill the rows of bad samples from good ones of the same batch, under the planned row's parameters.
 
@@ -250,13 +262,13 @@ def _substitute(
         raise BatchFailed(
             f"all {len(keys)} samples of the batch are bad (first {first.key!r}: {reason}); look at the data set", **ids
         )
-    row_bytes = len(pixels) // len(keys)
+    row_bytes = pixels.nbytes // len(keys)
     planned = [sample for _, sample in keys]
     for row in bad.tolist():
         for substitute in candidates(job.seed, position.epoch, planned[row], planned):
             if reasons[substitute]:
                 continue
-            out = pixels[row * row_bytes : (row + 1) * row_bytes]
+            out = part(pixels, row * row_bytes, (row + 1) * row_bytes)
             if not order.work.engine.run([read.samples[substitute]], [keys[row]], out).reasons[0]:
                 rows[row] = substitute
                 break

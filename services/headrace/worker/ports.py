@@ -10,9 +10,26 @@ The credit rule (core.credit): an index may be made if next <= index < next + wi
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.core.errors import HeadraceError
+from headrace.worker.pixel_places import DevicePlace
+
+
+class Room(NamedTuple):
+    """What a session's batches need. window: slots wanted by its bounds. pixel_bytes: of one batch; 0: unknown."""
+
+    slot_bytes: int
+    window: int
+    pixel_bytes: int = 0
+
+
+class SlotStates(NamedTuple):
+    """A rank's slots on this worker: an engine writes them; they hold a batch for the rank, or one being sent; the rest."""
+
+    making: int
+    ready: int
+    free: int
 
 
 class OutPort(Protocol):
@@ -22,8 +39,8 @@ class OutPort(Protocol):
     attempt: int
     rank: int
     window: int
-    transport: str  # shm | grpc
-    slab_bytes: int  # memory of its slots
+    transport: str  # cuda_ipc | shm | grpc
+    slab_bytes: int  # memory of its slots; of cuda_ipc that on the GPU
 
     @property
     def next_index(self) -> int:
@@ -35,12 +52,20 @@ class OutPort(Protocol):
         """True once the rank is gone; the port is then dropped and a reconnect makes a new one."""
         ...
 
+    def slot_states(self) -> SlotStates:
+        """How its slots are used now; any thread."""
+        ...
+
     def wants(self, index: int) -> bool:
         """True if the rank may be sent `index` now and was not sent it on this connection nor said to have it."""
         ...
 
     def acquire(self, index: int) -> memoryview | None:
         """The slot to write `index` into, or None while no buffer is free (gRPC: earlier batches are still being sent)."""
+        ...
+
+    def device_place(self, index: int) -> DevicePlace | None:
+        """Where the pixels of an acquired index go if not into its slot."""
         ...
 
     def started(self, index: int, token: int) -> None:
@@ -63,8 +88,8 @@ class OutPort(Protocol):
 class PortListener(Protocol):
     """What serves listen to: the producer."""
 
-    async def admit(self, job: str, attempt: int, rank: int, nonce: str) -> tuple[int, int]:
-        """Check a HELLO; returns (slot_bytes, slots wanted by this session's bounds: its window).
+    async def admit(self, job: str, attempt: int, rank: int, nonce: str) -> Room:
+        """Check a HELLO.
 
         Waits a bounded time for the session to become known. Raises SessionUnknown, SessionSuperseded or WorldMismatch.
         """

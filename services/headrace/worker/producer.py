@@ -25,7 +25,8 @@ from headrace.core.job import JobSpec
 from headrace.core.session_plan import Position
 from headrace.worker.budget import ByteBudget
 from headrace.worker.make_batch import Made, Order, Workshop, make_batch
-from headrace.worker.ports import OutPort
+from headrace.worker.pixel_places import PixelPlaces
+from headrace.worker.ports import OutPort, Room
 from headrace.worker.stats import WorkerStats
 from headrace.worker.turns import EngineTurns
 from headrace.worker.work import Sessions, SessionWork
@@ -40,12 +41,13 @@ READ_LAG_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on work in flight; see worker.settings. batches_at_once: the engine's."""
+    """Bounds on work in flight; see worker.settings. batches_at_once, engine_memory: the engine's."""
 
     batches_in_flight: int = 3
     read_ahead_bytes: int = 1 << 30
     read_deadline_s: float = 120.0
     batches_at_once: int = 1
+    engine_memory: frozenset[str] = frozenset({"host"})
 
 
 @dataclass(eq=False)
@@ -81,15 +83,17 @@ class Producer:
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(limits.batches_at_once, thread_name_prefix="headrace-engine")
         self._budgets: dict[str, ByteBudget] = {}
+        stats.occupancy(self._slots, self._begun)
         stats.read_ahead(lambda: sum(budget.held_bytes for budget in list(self._budgets.values())))
         turns = EngineTurns(limits.batches_at_once)
-        self._shop = Workshop(self._executor, turns, limits.read_deadline_s, stats.gpu_memory_full)
+        self._places = PixelPlaces(limits.engine_memory)
+        self._shop = Workshop(self._executor, turns, limits.read_deadline_s, stats.gpu_memory_full, self._places)
         self._used_s: dict[str, float] = {}
         self._draining = False
 
     # --- worker.ports.PortListener -----------------------------------------------------------------------------------
 
-    async def admit(self, job: str, attempt: int, rank: int, nonce: str) -> tuple[int, int]:
+    async def admit(self, job: str, attempt: int, rank: int, nonce: str) -> Room:
         """See PortListener."""
         work = self._sessions.by_key.get((job, attempt)) or await self._sessions.wait_for((job, attempt), ADMIT_DEADLINE_S)
         newest = self._sessions.newest_attempt(job)
@@ -107,7 +111,7 @@ class Producer:
             raise WorldMismatch(
                 f"rank {rank} is outside world size {work.session.world}", job=job, rank=rank, world=work.session.world
             )
-        return work.slot_bytes, work.session.window
+        return Room(work.slot_bytes, work.session.window, work.pixel_bytes)
 
     def opened(self, port: OutPort) -> None:
         """See PortListener."""
@@ -191,6 +195,7 @@ class Producer:
     def close(self) -> None:
         """Free the engine's threads; call after `drain`."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+        self._places.close()
 
     def _start_next(self) -> bool:
         busy = Counter(work.session.job.name for work in self._tasks.values())
@@ -264,6 +269,7 @@ class Producer:
             leased_s=max(lease.since_s, candidate.state.opened_s),
             slot_free_s=candidate.state.free_since[candidate.index],
             started_s=now,
+            device=candidate.state.port.device_place(candidate.index),
         )
         candidate.state.building[candidate.index] = order
         candidate.state.port.started(candidate.index, lease.token)
@@ -314,8 +320,23 @@ class Producer:
         if port.closed or lease is None or lease.token != order.token:
             # The lane has moved on: its new owner makes this batch, and the rank would refuse our token.
             port.abandon(order.index)
+            self._stats.outrun(candidate.work.session.job.name)
             return
         port.publish(order.index, order.token, made.total_bytes)
+        self._stats.published(time.monotonic() - made.augmented_s)
+
+    def _slots(self) -> Counter[tuple[str, str, str]]:
+        """Slots by (job, transport, state); any thread."""
+        found = Counter[tuple[str, str, str]]()
+        for port in list(self._ports):
+            for state, count in port.slot_states()._asdict().items():
+                found[port.job, port.transport, state] += count
+        return found
+
+    def _begun(self) -> Counter[str]:
+        """Batches in flight by state; any thread."""
+        orders = [order for state in list(self._ports.values()) for order in list(state.building.values())]
+        return Counter("reading" if order.read_s is None else "engine" for order in orders)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]

@@ -21,7 +21,8 @@ from headrace.core.credit import MAX_WINDOW, CreditWindow
 from headrace.core.errors import HeadraceError, PeerGone, ProtocolMismatch, Unauthenticated
 from headrace.core.job_token import MAX_TOKENS, admits, hashes
 from headrace.wire import messages
-from headrace.worker.ports import PortListener
+from headrace.worker.pixel_places import DevicePlace
+from headrace.worker.ports import PortListener, Room
 from headrace.worker.slab import Slab
 
 _log = structlog.get_logger()
@@ -47,8 +48,8 @@ class RankRegister:
         self._ports: dict[RankKey, RankPort] = {}
         self._generations = itertools.count(1)
 
-    async def admit(self, hello: messages.Hello) -> tuple[int, int]:
-        """Returns (slot_bytes, window). Raises ProtocolMismatch, Unauthenticated, PeerGone (draining) or the listener's errors.
+    async def admit(self, hello: messages.Hello) -> Room:
+        """The room that the rank gets. Raises ProtocolMismatch, Unauthenticated, PeerGone (draining) or the listener's errors.
 
         The window is the smaller of what rank and session say, so that neither side gets more than it has slots for.
         """
@@ -61,9 +62,9 @@ class RankRegister:
             )
         if self.draining:
             raise PeerGone("this worker is draining; ask the coordinator for another", worker=self.worker)
-        slot_bytes, slots = await self.listener.admit(hello.job, hello.attempt, hello.rank, hello.nonce)
+        room = await self.listener.admit(hello.job, hello.attempt, hello.rank, hello.nonce)
         self._check_token(hello, given)  # the job may have become known in between
-        return slot_bytes, min(slots, hello.window)
+        return room._replace(window=min(room.window, hello.window))
 
     def _check_token(self, hello: messages.Hello, given: Sequence[str]) -> None:
         if not admits(self._tokens_of(hello.job), given):
@@ -136,6 +137,11 @@ class RankPort(abc.ABC):
         """See OutPort."""
         return self._closed
 
+    def slot_states(self) -> SlotStates:
+        """See OutPort."""
+        making, ready = len(self._writing), self._ready()
+        return SlotStates(making, ready, max(0, self._slab.slots - making - ready))
+
     def wants(self, index: int) -> bool:
         """See OutPort. Stays true while the index is being written."""
         return not self._closed and self._credit.wants(index)
@@ -149,6 +155,10 @@ class RankPort(abc.ABC):
             return None
         self._writing[index] = number
         return self._slab.slot(number)
+
+    def device_place(self, index: int) -> DevicePlace | None:
+        """See OutPort."""
+        return None
 
     def publish(self, index: int, token: int, total_bytes: int) -> None:
         """See OutPort. Dropped if the rank is gone or got the index from elsewhere meanwhile."""
@@ -212,6 +222,10 @@ class RankPort(abc.ABC):
     @abc.abstractmethod
     def _disconnect(self, reason: str) -> None:
         """End the connection."""
+
+    def _ready(self) -> int:
+        """Slots that hold a batch which the rank has not released."""
+        return len(self._credit.made)
 
     def _busy(self) -> bool:
         """True while memory of the slab is in use."""

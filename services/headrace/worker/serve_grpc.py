@@ -158,14 +158,14 @@ class GrpcServer:
         if not isinstance(hello, messages.Hello):
             raise ProtocolMismatch(f"unexpected {type(hello).__name__}: a rank sends one HELLO, then NEXT")
         try:
-            slot_bytes, window = await self._register.admit(hello)
-            slab = await make_slab(STAGING_SLOTS, slot_bytes)
+            room = await self._register.admit(hello)
+            slab = await make_slab(STAGING_SLOTS, room.slot_bytes)
         except HeadraceError:
             raise
         except Exception as error:
             _log.exception("grpc_admit_failed", job=hello.job, rank=hello.rank)
             raise HeadraceError(f"the worker failed to admit the rank: {error!r}") from error
-        return GrpcPort(self._register, hello, slab, self._register.welcome(window, slot_bytes))
+        return GrpcPort(self._register, hello, slab, self._register.welcome(room.window, room.slot_bytes))
 
     async def _cut_stalled(self) -> None:
         while True:
@@ -305,6 +305,10 @@ class GrpcPort(RankPort):
         self._staged.clear()
         if not self._gone.done():
             self._gone.set_result(reason)
+
+    def _ready(self) -> int:
+        """Those that are sent, or wait for it: what has reached the rank is in its own memory."""
+        return len(self._staged) + (self._sending is not None)
 
     def _busy(self) -> bool:
         return super()._busy() or self._sending is not None

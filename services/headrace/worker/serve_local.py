@@ -1,22 +1,28 @@
 """Serves ranks of the same node: slots of a shared slab, messages over a Unix SOCK_SEQPACKET socket.
 
 One connection a rank. HELLO is answered by WELCOME, with which the slab's descriptor rides once (SCM_RIGHTS); after that only
-numbers travel. Everything runs on the event loop thread and nothing there ever blocks on a peer: what a full socket does
-not take waits in a bounded outbox. A closed socket means that the rank is gone.
+numbers travel. A rank that takes batches on this worker's GPU gets a device slab for the pixels, too (worker.device_share), and
+nothing is made for it before both have seen the other's pattern there. Everything runs on the event loop thread and nothing
+there ever blocks on a peer: what a full socket does not take waits in a bounded outbox. A closed socket means that the rank is
+gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from headrace.core.errors import HeadraceError, ProtocolMismatch, WaitTimeout
 from headrace.wire import messages, slot_format
-from headrace.worker.rank_port import RankPort, RankRegister, refusal
+from headrace.worker.device_share import DeviceShare, DeviceSlab
+from headrace.worker.local_port import LocalPort
+from headrace.worker.rank_port import MAX_TEXT, RankRegister, refusal
 from headrace.worker.slab import Slab, make_slab
 from headrace.worker.unix_socket import BoundSocket
 
@@ -28,9 +34,17 @@ _ACCEPT_PAUSE_S = 0.5
 
 
 class LocalServer:
-    """Listens at `path`. hello_deadline_s: within which a connection must have said HELLO."""
+    """Listens at `path`. hello_deadline_s: within which a connection must have said HELLO. devices: GPU memory for ranks."""
 
-    def __init__(self, register: RankRegister, path: Path, *, hello_deadline_s: float = 5.0, mode: int = 0o600) -> None:
+    def __init__(
+        self,
+        register: RankRegister,
+        path: Path,
+        *,
+        hello_deadline_s: float = 5.0,
+        mode: int = 0o600,
+        devices: DeviceShare | None = None,
+    ) -> None:
         self._register = register
         self._path = path
         self._mode = mode
@@ -38,6 +52,7 @@ class LocalServer:
         self.hello_deadline_s = hello_deadline_s
         self.receive_buffer = bytearray(messages.MAX_CONTROL_BYTES + 1)
         self.connections: set[_Connection] = set()
+        self.devices = devices or DeviceShare()
         self._empty = asyncio.Event()
 
     async def start(self) -> None:
@@ -66,6 +81,7 @@ class LocalServer:
                 _log.info("local_ranks_cut", count=len(self.connections), grace_s=grace_s)
         for connection in list(self.connections):
             connection.end("the worker stops")
+        self.devices.close()
 
     def forget(self, connection: _Connection) -> None:
         """A connection ended."""
@@ -102,21 +118,22 @@ class _Connection:
         self._register = register
         self._socket = peer
         self._loop = asyncio.get_running_loop()
-        self._outbox: deque[tuple[bytes, int | None]] = deque()
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._opening: asyncio.Task[None] | None = None
         self._port: LocalPort | None = None
         self._early_next = 0
+        self._probed: asyncio.Future[None] | None = None
         self._ended = False
         self._hello_timer = self._loop.call_later(server.hello_deadline_s, self._hello_overdue)
         self._loop.add_reader(peer, self._readable)
 
-    def send(self, data: bytes, fd: int | None = None) -> None:
+    def send(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
         """Send, or keep for later if the socket is full. Errors end the connection, but not from inside this call."""
         if self._ended:
             return
-        if not self._outbox and self._try_send(data, fd):
+        if not self._outbox and self._try_send(data, fds):
             return
-        self._outbox.append((data, fd))
+        self._outbox.append((data, fds))
         if len(self._outbox) == 1:
             self._loop.add_writer(self._socket, self._writable)
         elif len(self._outbox) > _MAX_OUTBOX:
@@ -143,12 +160,12 @@ class _Connection:
         if self._port is not None:
             self._port.close(reason)
 
-    def _try_send(self, data: bytes, fd: int | None) -> bool:
+    def _try_send(self, data: bytes, fds: tuple[int, ...]) -> bool:
         try:
-            if fd is None:
-                self._socket.send(data)
+            if fds:
+                socket.send_fds(self._socket, [data], fds)
             else:
-                socket.send_fds(self._socket, [data], [fd])
+                self._socket.send(data)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
@@ -193,13 +210,15 @@ class _Connection:
                 self._early_next = max(self._early_next, message.index)
             else:
                 self._port.advance(message.index)
+        elif isinstance(message, messages.Probed) and self._probed is not None and not self._probed.done():
+            self._probed.set_result(None)
         else:
             raise ProtocolMismatch(f"unexpected {type(message).__name__}: a rank sends one HELLO, then NEXT")
 
     async def _open(self, hello: messages.Hello) -> None:
         try:
-            slot_bytes, window = await self._register.admit(hello)
-            slab = await make_slab(window, slot_bytes)
+            async with contextlib.AsyncExitStack() as undo:
+                await self._admit(hello, undo)
         except HeadraceError as error:
             self._refuse(error)
             return
@@ -207,17 +226,48 @@ class _Connection:
             _log.exception("local_admit_failed", job=hello.job, rank=hello.rank)
             self._refuse(HeadraceError(f"the worker failed to admit the rank: {error!r}"))
             return
+
+    async def _admit(self, hello: messages.Hello, undo: contextlib.AsyncExitStack) -> None:
+        """Give the rank its slabs and, once it has shown that it sees them, a port. undo: what to do if it comes to nothing."""
+        room = await self._register.admit(hello)
+        devices = self._server.devices
+        offer = await devices.offer(hello, room.pixel_bytes, room.window)
+        slot_bytes = room.slot_bytes
+        if offer.slab is not None:
+            undo.callback(devices.retire, offer.slab)
+            slot_bytes = slot_format.host_slot_bytes(room.slot_bytes, room.pixel_bytes)
+        slab = await make_slab(room.window, slot_bytes)
+        undo.callback(slab.close)
         if self._ended:
-            slab.close()
             return
-        welcome = self._register.welcome(window, slot_bytes)
-        port = LocalPort(self._register, hello, slab, window, connection=self, generation=welcome.generation)
+        welcome = self._register.welcome(room.window, slot_bytes)
+        if offer.slab is not None:
+            await self._prove(welcome, slab, offer.slab)
+        else:
+            self.send(messages.encode(replace(welcome, why_not=offer.why_not[:MAX_TEXT])), (slab.fd,))
+        if self._ended:
+            return
+        undo.pop_all()
+        port = LocalPort(self._register, hello, slab, room.window, connection=self, generation=welcome.generation)
+        if offer.slab is not None:
+            port.use_device(offer.slab, devices)
         port.advance_quietly(self._early_next)
         self._port = port
-        self.send(messages.encode(welcome), slab.fd)
         self._register.add(port)
         if self._register.draining:
             self.drain()
+
+    async def _prove(self, welcome: messages.Welcome, slab: Slab, device: DeviceSlab) -> None:
+        """Offer a device slab and wait until the rank has answered its pattern. Raises TransportUnavailable, WaitTimeout."""
+        self._probed = self._loop.create_future()
+        fds = (slab.fd, device.handle.fd) if device.handle.fd >= 0 else (slab.fd,)
+        self.send(messages.encode(device.describe(welcome)), fds)
+        try:
+            async with asyncio.timeout(self._server.hello_deadline_s):
+                await self._probed
+        except TimeoutError:
+            raise WaitTimeout(f"no PROBED came within {self._server.hello_deadline_s} s") from None
+        await asyncio.to_thread(device.prove)
 
     def _refuse(self, error: HeadraceError) -> None:
         _log.info("local_rank_refused", code=error.code, error=str(error))
@@ -236,38 +286,3 @@ class _Connection:
 
     def _hello_overdue(self) -> None:
         self._refuse(WaitTimeout(f"no HELLO came within {self._server.hello_deadline_s} s"))
-
-
-class LocalPort(RankPort):
-    """A rank that maps the slab. Slot = index mod window; a slot is busy while an engine writes to it."""
-
-    transport = "shm"
-
-    def __init__(
-        self,
-        register: RankRegister,
-        hello: messages.Hello,
-        slab: Slab,
-        window: int,
-        *,
-        connection: _Connection,
-        generation: int,
-    ) -> None:
-        super().__init__(register, hello, slab, window)
-        self._connection = connection
-        self._generation = generation
-
-    def _free_slot(self, index: int) -> int | None:
-        # An overtaken index (made elsewhere meanwhile) may still be written to the slot of a later one.
-        number = index % self.window
-        return None if number in self._writing.values() else number
-
-    def _hand_over(self, index: int, number: int, token: int, total_bytes: int) -> None:
-        slot_format.mark(self._slab.slot(number), index, token, total_bytes)
-        self._send(messages.Ready(index, token, self._generation, total_bytes))
-
-    def _send(self, message: messages.Message) -> None:
-        self._connection.send(messages.encode(message))
-
-    def _disconnect(self, reason: str) -> None:
-        self._connection.end(reason)

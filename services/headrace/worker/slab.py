@@ -12,6 +12,8 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 from headrace.core.errors import DiskFull, HeadraceError, TransportUnavailable
 from headrace.telemetry.memory import available_bytes
@@ -24,6 +26,8 @@ _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1
 SEALS = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 
 _NO_SPACE = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EOVERFLOW}
+
+Made = TypeVar("Made")
 
 
 class Slab:
@@ -105,18 +109,23 @@ class Slab:
 
 
 async def make_slab(slots: int, slot_bytes: int) -> Slab:
-    """A Slab, made in a thread. If the caller is cancelled meanwhile, the slab is closed as soon as it is there."""
-    future = asyncio.get_running_loop().run_in_executor(None, Slab, slots, slot_bytes)
+    """A Slab, made in a thread."""
+    return await in_thread(lambda: Slab(slots, slot_bytes), Slab.close)
+
+
+async def in_thread(make: Callable[[], Made], close: Callable[[Made], object]) -> Made:
+    """What `make` returns, called in a thread. If the caller is cancelled meanwhile, it is closed as soon as it is there."""
+    future = asyncio.get_running_loop().run_in_executor(None, make)
+
+    def close_unwanted(made: asyncio.Future[Made]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            close(made.result())
+
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        future.add_done_callback(_close_unwanted)
+        future.add_done_callback(close_unwanted)
         raise
-
-
-def _close_unwanted(future: asyncio.Future[Slab]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()
 
 
 def _no_memory(size: int) -> DiskFull:

@@ -6,6 +6,7 @@ Called on the event loop thread; one registry a process.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
@@ -13,6 +14,8 @@ from prometheus_client import CollectorRegistry
 from headrace.core.batch import BAD_REASONS
 from headrace.telemetry import metrics
 from headrace.wire.tls import ServerTls
+from headrace.worker.engines.protocol import Engine
+from headrace.worker.gauges import Occupancy
 from headrace.worker.make_batch import Made
 
 # Weight of the newest batch in the measured speed: the last ten or so count. Reads vary more, and lanes must not move for two
@@ -46,12 +49,15 @@ class WorkerStats:
         self._connections = metrics.gauge("headrace_connections", registry)
         self._slab_bytes = metrics.gauge("headrace_slab_bytes", registry)
         self._read_ahead = metrics.gauge("headrace_read_ahead_bytes", registry)
+        self._outrun = metrics.counter("headrace_batches_outrun_total", registry)
+        self._engine = metrics.gauge("headrace_worker_engine_info", registry)
         self._gpu_memory_full = metrics.counter("headrace_gpu_memory_full_total", registry)
         self._jobs: set[str] = set()
         self._lanes = metrics.gauge("headrace_lanes_held", registry)
         self._heartbeat = metrics.histogram("headrace_heartbeat_seconds", registry)
         self._heartbeat_failures = metrics.counter("headrace_heartbeat_failures_total", registry)
         self._reloads = metrics.counter("headrace_worker_tls_reloads_total", registry)
+        self._not_before = metrics.gauge("headrace_worker_tls_not_before_seconds", registry)
         self._not_after = metrics.gauge("headrace_worker_tls_not_after_seconds", registry)
 
     def tls_reloaded(self, reason: str) -> None:
@@ -59,9 +65,10 @@ class WorkerStats:
         self._reloads.labels(reason).inc()
 
     def certificate(self, tls: ServerTls | None) -> None:
-        """Export when the certificate in use expires."""
+        """Export from when to when the certificate in use is valid."""
         if tls is not None:
-            self._not_after.set_function(lambda: tls.not_after_s)
+            self._not_before.set_function(lambda: tls.validity_s[0])
+            self._not_after.set_function(lambda: tls.validity_s[1])
 
     def made(self, job: str, samples: int, transport: str, made: Made) -> None:
         """Count a batch that the engine finished."""
@@ -75,7 +82,7 @@ class WorkerStats:
         self._batches.labels(job).inc()
         self._read_bytes.inc(made.read_bytes)
         self._reads.inc(made.requests)
-        self._sent_bytes.labels(transport).inc(made.total_bytes)
+        self._sent_bytes.labels(transport).inc(made.total_bytes + made.device_bytes)
         for stage, seconds in (("read", made.read_s), ("decode", made.decode_s), ("augment", made.augment_s)):
             self._stage.labels(stage).observe(seconds)
         for code, count in made.bad.items():
@@ -91,6 +98,18 @@ class WorkerStats:
         """Count a batch that could not be made."""
         self._failed.labels(job, code).inc()
 
+    def published(self, seconds: float) -> None:
+        """A batch was sealed and handed over, so long after its pixels were there."""
+        self._stage.labels("publish").observe(seconds)
+
+    def outrun(self, job: str) -> None:
+        """A batch was made and nobody takes it any more."""
+        self._outrun.labels(job).inc()
+
+    def engine(self, engine: Engine) -> None:
+        """Which engine this worker runs."""
+        self._engine.labels(engine.name, "gpu" if "cuda" in engine.memory else "cpu").set(1)
+
     def gpu_memory_full(self) -> None:
         """Count a batch that is begun again, with fewer beside it."""
         self._gpu_memory_full.inc()
@@ -99,6 +118,10 @@ class WorkerStats:
         """A rank came (+1) or went (-1) with its slots."""
         self._connections.labels(transport).inc(change)
         self._slab_bytes.labels(transport).inc(slab_bytes)
+
+    def occupancy(self, slots: Callable[[], Counter[tuple[str, str, str]]], batches: Callable[[], Counter[str]]) -> None:
+        """Where slots by (job, transport, state) and batches in flight by state are counted."""
+        self.registry.register(Occupancy(slots, batches))
 
     def read_ahead(self, held_bytes: Callable[[], int]) -> None:
         """Where the encoded bytes in flight are counted."""

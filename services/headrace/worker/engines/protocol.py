@@ -25,13 +25,16 @@ class DeviceSlot:
     nbytes: int
     gpu: int
 
-    def part(self, start: int, stop: int) -> DeviceSlot:
-        """The bytes from start to stop."""
-        return DeviceSlot(self.pointer + start, stop - start, self.gpu)
-
 
 # What an engine writes to.
 Out: TypeAlias = memoryview | DeviceSlot
+
+
+def part(out: Out, start: int, stop: int) -> Out:
+    """The bytes from start to stop."""
+    if isinstance(out, DeviceSlot):
+        return DeviceSlot(out.pointer + start, stop - start, out.gpu)
+    return out[start:stop]
 
 
 def host_memory(out: Out) -> memoryview:
