@@ -17,7 +17,7 @@ class Entry:
 
     max_levels: at most. mean_levels: on average over an image that was resized; mean_levels_unscaled: over one that was
     not, where only rounding can differ. decode_levels: on average over an image as it was decoded, where another decoder
-    may round otherwise; 0 where the reference's own library decodes.
+    may round otherwise; 0 where the reference's own library decodes. fingerprint: what it begins with.
     """
 
     name: str
@@ -25,11 +25,14 @@ class Entry:
     mean_levels: float
     mean_levels_unscaled: float
     decode_levels: float = 0.0
+    fingerprint: str = "cpu-2;"
 
 
 ENTRIES = (
     Entry("cpu", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01),
     Entry("cpu-libs", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01),
+    # The decode half of cvcuda on the CPU: libjpeg-turbo again, to the bit.
+    Entry("nvimgcodec", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01, fingerprint="nvimgcodec-1;nvimgcodec="),
 )
 # Engines of the registry that make no pixels, and so keep no contract.
 NO_PIXELS = frozenset({"null"})

@@ -255,7 +255,8 @@ def test_jobs_run_side_by_side_without_meeting(engine: Engine) -> None:
 def test_fingerprint_is_one_word_and_lasting(engine: Engine, entry: Entry) -> None:
     assert engine.fingerprint == registry.create(entry.name, 1).fingerprint
     path = "native=1," if entry.name == "cpu" and not engine_entries.no_core() else "cykooz-resizer="
-    assert engine.fingerprint.startswith(f"cpu-2;{path}")
+    assert engine.fingerprint.startswith(entry.fingerprint)
+    assert path in engine.fingerprint
     assert not set(engine.fingerprint) & set(" \t\n")
 
 
@@ -342,5 +343,5 @@ def test_the_null_engine_leaves_pixels_alone() -> None:
 
 
 def test_an_unknown_engine_is_named() -> None:
-    with pytest.raises(ConfigInvalid, match="there are: cpu, cpu-libs, null"):
+    with pytest.raises(ConfigInvalid, match="there are: " + ", ".join(registry.NAMES)):
         registry.create("gpu", 1)

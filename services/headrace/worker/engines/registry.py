@@ -5,7 +5,10 @@ from __future__ import annotations
 from headrace.core.errors import ConfigInvalid, EngineUnsupported
 from headrace.worker.engines.protocol import Engine
 
-NAMES = ("cpu", "cpu-libs", "null")
+NAMES = ("cpu", "cpu-libs", "nvimgcodec", "null")
+
+# The extra that installs what an engine imports; `worker` where none is named.
+EXTRAS = {"nvimgcodec": "gpu"}
 
 
 def create(name: str, threads: int) -> Engine:
@@ -22,10 +25,15 @@ def create(name: str, threads: int) -> Engine:
             from headrace.worker.engines.cpu import CpuEngine
 
             return CpuEngine(threads)
+        if name == "nvimgcodec":
+            from headrace.worker.engines.nvimgcodec import NvimgcodecEngine
+
+            return NvimgcodecEngine(threads)
         if name == "null":
             from headrace.worker.engines.null import NullEngine
 
             return NullEngine()
     except ImportError as error:
-        raise EngineUnsupported(f"engine {name} needs {error.name}: pip install 'headrace[worker]'", engine=name) from error
+        extra = EXTRAS.get(name, "worker")
+        raise EngineUnsupported(f"engine {name} needs {error.name}: pip install 'headrace[{extra}]'", engine=name) from error
     raise ConfigInvalid(f"no engine is named {name!r}; there are: {', '.join(NAMES)}")
