@@ -407,6 +407,7 @@ def test_admin_api_and_metrics(cluster: Cluster, dataset: str) -> None:
             transport="shm",
             bad_samples=bad,
             batches_remade=2,
+            batches_fenced=5,
         )
     job = until(
         lambda: next((j for j in [get(admin, "/api/jobs/job")] if j["ranks"][1]["consumed"] == 6), None), "the report is seen"

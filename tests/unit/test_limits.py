@@ -97,6 +97,7 @@ def test_lists_and_texts(name: str, make: Callable[[int], Any], read: Callable[[
     [
         report(wait_s=math.nan), report(wait_s=-1.0), report(elapsed_s=math.inf), report(wait_s=1e300),
         report(wait_by_cause=[pb.WaitByCause(cause="read", seconds=math.nan)]), report(batches_remade=2**53),
+        report(batches_fenced=2**53),
         report(troubles=[pb.LaneTrouble(lane=limits.LANES)]),
     ],
 )  # fmt: skip

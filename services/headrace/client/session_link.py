@@ -205,6 +205,7 @@ class SessionLink:
                 pb.BadSample(epoch=bad.epoch, sample=bad.sample, key=bad.key, reason=bad.reason) for bad in snapshot.bad
             ],
             batches_remade=status.remade,
+            batches_fenced=status.refused,
             node=self._node,
             waiting_s=snapshot.waiting_s,
             samples=snapshot.images,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -36,13 +35,15 @@ class Instruments:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.events = RecentEvents()
-        self.not_after_s: Callable[[], float] = lambda: 0.0
+        self.certificate_valid_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self._moves = metrics.counter("headrace_lane_moves_total", registry)
         self._store_seconds = metrics.histogram("headrace_store_request_seconds", registry)
+        self._pass_seconds = metrics.histogram("headrace_coordinator_pass_seconds", registry)
         self._conflicts = metrics.counter("headrace_store_conflicts_total", registry)
         self._store_errors = metrics.counter("headrace_store_errors_total", registry)
         self._refused = metrics.counter("headrace_calls_refused_total", registry)
         self._reloads = metrics.counter("headrace_coordinator_tls_reloads_total", registry)
+        self._not_before = metrics.gauge("headrace_coordinator_tls_not_before_seconds", registry)
         self._not_after = metrics.gauge("headrace_coordinator_tls_not_after_seconds", registry)
 
     def lane_moved(self, job: str, reason: str) -> None:
@@ -52,6 +53,10 @@ class Instruments:
     def store_took(self, seconds: float) -> None:
         """A request to the store ended."""
         self._store_seconds.observe(seconds)
+
+    def pass_took(self, seconds: float) -> None:
+        """A look at the fleet and its jobs ended."""
+        self._pass_seconds.observe(seconds)
 
     def store_failed(self, reason: str) -> None:
         """A request to the store failed."""
@@ -73,10 +78,11 @@ class Instruments:
         self.events.add("certificate", "a new certificate is in use" if good else refused, level="info" if good else "warning")
 
     def certificate(self, tls: ServerTls | None) -> None:
-        """Export when the certificate in use expires."""
+        """Export from when to when the certificate in use is valid."""
         if tls is not None:
-            self.not_after_s = lambda: tls.not_after_s
-            self._not_after.set_function(self.not_after_s)
+            self.certificate_valid_s = lambda: tls.validity_s
+            self._not_before.set_function(lambda: tls.validity_s[0])
+            self._not_after.set_function(lambda: tls.validity_s[1])
 
 
 def dropped(job: JobState) -> tuple[int, int]:
@@ -130,7 +136,7 @@ class BoardCollector(Collector):
         for worker in live:
             speed.add_metric([worker.endpoint.worker], worker.samples_per_s)
         if self._board.loaded:
-            skew.add_metric([], self._board.now_us() / 1e6 - time.time())
+            skew.add_metric([], self._board.store_ahead_s())
         return count, speed, skew
 
     def _jobs(self) -> Iterable[Metric]:
@@ -140,6 +146,7 @@ class BoardCollector(Collector):
             metrics.gauge_family("headrace_lanes_unowned"),
             metrics.counter_family("headrace_batches_remade_total"),
         )
+        fenced = metrics.counter_family("headrace_batches_fenced_total")
         bad = metrics.counter_family("headrace_bad_samples_total")
         lost = metrics.counter_family("headrace_samples_dropped_total")
         for job in self._used:
@@ -154,8 +161,9 @@ class BoardCollector(Collector):
             lanes.add_metric([job.name], job.session.lanes)
             unowned.add_metric([job.name], lanes_unowned(job, self._board.seen_us()))
             remade.add_metric([job.name], sum(record.remade for record in members))
+            fenced.add_metric([job.name], sum(record.fenced for record in members))
             lost.add_metric([job.name], dropped(job)[1])
-        return attempt, ranks, live, lanes, unowned, remade, bad, lost
+        return attempt, ranks, live, lanes, unowned, remade, fenced, bad, lost
 
     def _verdicts(self) -> Iterable[Metric]:
         verdict, ratio = metrics.gauge_family("headrace_job_verdict"), metrics.gauge_family("headrace_job_starvation_ratio")

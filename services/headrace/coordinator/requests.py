@@ -88,7 +88,7 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
         raise ProtocolMismatch("a report may count bad samples by known reasons alone, each once", job=request.id.job)
     if max(request.samples, *(item.count for item in request.bad_counts), 0) >= _LARGEST:
         raise ProtocolMismatch("samples must be below 2^53", job=request.id.job, rank=request.id.rank)
-    if max(request.consumed, request.batches_remade) >= _LARGEST:
+    if max(request.consumed, request.batches_remade, request.batches_fenced) >= _LARGEST:
         raise ProtocolMismatch("batches must be below 2^53", job=request.id.job, rank=request.id.rank)
     return Progress(
         attempt=request.id.attempt,
@@ -102,6 +102,7 @@ def progress_of(request: pb.ReportProgressRequest) -> Progress:
         elapsed_s=request.elapsed_s,
         transport=request.transport[:_MAX_TEXT],
         remade=request.batches_remade,
+        fenced=request.batches_fenced,
         node=_node_of(request),
         waiting_s=request.waiting_s if 0 <= request.waiting_s < _LARGEST else 0.0,
         troubles=tuple(

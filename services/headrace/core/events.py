@@ -115,6 +115,7 @@ class Progress:
     elapsed_s: float = 0.0
     transport: str = ""
     remade: int = 0
+    fenced: int = 0
     node: str = ""
     bad: tuple[BadSample, ...] = ()
     waiting_s: float = 0.0

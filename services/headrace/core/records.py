@@ -111,6 +111,7 @@ class RankRecord:
     elapsed_s: float = 0.0
     transport: str = ""
     remade: int = 0
+    fenced: int = 0
     waiting_s: float = 0.0
     troubles: tuple[LaneTrouble, ...] = ()
     samples: int = 0

@@ -228,6 +228,7 @@ def _progress(state: JobState, event: Progress, now_us: int, rules: Rules) -> tu
         consumed=max(old.consumed, event.consumed),
         committed=max(old.committed, event.committed),
         remade=max(old.remade, event.remade),
+        fenced=max(old.fenced, event.fenced),
     )
     if event.elapsed_s >= old.elapsed_s:  # a report that was overtaken must not turn numbers back
         new = replace(

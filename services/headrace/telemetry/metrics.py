@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-LABELS = frozenset({"job", "rank", "worker", "stage", "cause", "reason", "transport", "verdict", "pool", "engine"})
-UNITS = ("seconds", "bytes", "ratio")
+LABELS = frozenset(
+    {"job", "rank", "worker", "stage", "cause", "reason", "transport", "verdict", "pool", "engine", "state", "device"}
+    | {"gpu", "uuid", "name", "driver"}
+)
+UNITS = ("seconds", "bytes", "ratio", "watts", "celsius")
 STAGES = ("read", "decode", "augment", "publish")
 
 _LATENCY_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -53,6 +56,9 @@ _COORDINATOR: tuple[Metric, ...] = (
            "1 for the transport a rank is served by.", ("job", "rank", "transport")),
     Metric("headrace_batches_remade_total", "counter", "coordinator",
            "Batches begun under one lease and delivered under another, since their worker was lost or lagged.", ("job",)),
+    Metric("headrace_batches_fenced_total", "counter", "coordinator",
+           "Batches that ranks refused since they came under an older token: of workers that had lost the lane meanwhile.",
+           ("job",)),
     Metric("headrace_bad_samples_total", "counter", "coordinator",
            "Samples that could not be used, counted once an epoch when their batch was handed over; `beyond`: over 10,000.",
            ("job", "reason")),
@@ -102,6 +108,8 @@ _COORDINATOR: tuple[Metric, ...] = (
     Metric("headrace_calls_refused_total", "counter", "coordinator", "Calls answered with an error, by its code.", ("reason",)),
     Metric("headrace_coordinator_tls_reloads_total", "counter", "coordinator",
            "Changes of the certificate's files: `ok`, or `refused` and the one before stays in use.", ("reason",)),
+    Metric("headrace_coordinator_tls_not_before_seconds", "gauge", "coordinator",
+           "From when the certificate in use is valid, since 1970; 0 without TLS.", (), "seconds"),
     Metric("headrace_coordinator_tls_not_after_seconds", "gauge", "coordinator",
            "When the certificate in use expires, since 1970; 0 without TLS.", (), "seconds"),
 )
@@ -125,17 +133,47 @@ _WORKER: tuple[Metric, ...] = (
            "Memory of all slabs, mapped by ranks or held for sending.", ("transport",), "bytes"),
     Metric("headrace_connections", "gauge", "worker", "Ranks connected.", ("transport",)),
     Metric("headrace_sent_bytes_total", "counter", "worker", "Bytes of batches handed to ranks.", ("transport",), "bytes"),
+    Metric("headrace_slots", "gauge", "worker",
+           "Slots of the ranks connected: `making`, `ready` for the rank or being sent to it, `free`.",
+           ("job", "transport", "state")),
+    Metric("headrace_batches_in_flight", "gauge", "worker",
+           "Batches begun and not published: `reading` their samples, in or before the `engine`.", ("state",)),
+    Metric("headrace_batches_outrun_total", "counter", "worker",
+           "Batches made in vain: the lane had moved, or the rank had gone, when they were done.", ("job",)),
+    Metric("headrace_worker_engine_info", "gauge", "worker",
+           "1 for the engine of this worker, and whether it works on the `cpu` or a `gpu`.", ("engine", "device")),
     Metric("headrace_lanes_held", "gauge", "worker", "Lanes leased.", ("job",)),
     Metric("headrace_heartbeat_seconds", "histogram", "worker", "Time of one heartbeat.", (), "seconds", _LATENCY_S),
     Metric("headrace_heartbeat_failures_total", "counter", "worker", "Heartbeats not answered, by why.", ("reason",)),
     Metric("headrace_worker_tls_reloads_total", "counter", "worker",
            "Changes of the certificate's files: `ok`, or `refused` and the one before stays in use.", ("reason",)),
+    Metric("headrace_worker_tls_not_before_seconds", "gauge", "worker",
+           "From when the certificate in use is valid, since 1970; 0 without TLS.", (), "seconds"),
     Metric("headrace_worker_tls_not_after_seconds", "gauge", "worker",
            "When the certificate in use expires, since 1970; 0 without TLS.", (), "seconds"),
 )
+
+# By NVML, of the GPUs that a worker may use; a GPU has no series for what it does not tell.
+_GPU: tuple[Metric, ...] = (
+    Metric("headrace_gpu_info", "gauge", "worker", "1 for a GPU that the worker may use.", ("gpu", "uuid", "name", "driver")),
+    Metric("headrace_gpu_utilization_ratio", "gauge", "worker",
+           "Share of the last moments in which something ran on the GPU.", ("gpu",), "ratio"),
+    Metric("headrace_gpu_memory_used_bytes", "gauge", "worker",
+           "Memory of the GPU in use, by all processes.", ("gpu",), "bytes"),
+    Metric("headrace_gpu_memory_total_bytes", "gauge", "worker", "Memory of the GPU.", ("gpu",), "bytes"),
+    Metric("headrace_gpu_jpeg_utilization_ratio", "gauge", "worker",
+           "Share of the last moments in which the GPU's hardware JPEG decoder worked; none where it has none.",
+           ("gpu",), "ratio"),
+    Metric("headrace_gpu_decoder_utilization_ratio", "gauge", "worker",
+           "Share of the last moments in which the GPU's video decoder worked.", ("gpu",), "ratio"),
+    Metric("headrace_gpu_power_watts", "gauge", "worker", "Power that the GPU draws.", ("gpu",), "watts"),
+    Metric("headrace_gpu_temperature_celsius", "gauge", "worker", "Temperature of the GPU.", ("gpu",), "celsius"),
+    Metric("headrace_gpu_throttled", "gauge", "worker",
+           "1 while the GPU runs slower than it could, for each reason; 0 for the others.", ("gpu", "reason")),
+)
 # fmt: on
 
-CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in (*_COORDINATOR, *_WORKER)}
+CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in (*_COORDINATOR, *_WORKER, *_GPU)}
 
 
 def counter(name: str, registry: CollectorRegistry) -> Counter:

@@ -22,6 +22,12 @@ LABEL_MEANING = {
     "verdict": ", ".join(VERDICTS),
     "pool": "workers that are scaled together, by their setting",
     "engine": "what decodes and augments",
+    "device": "cpu, gpu",
+    "state": "what a slot or a batch is in: the metric's help lists them",
+    "gpu": "number of a GPU of the worker's node; MIG slices have the beginning of their UUID, too",
+    "uuid": "a GPU's",
+    "name": "a GPU's model",
+    "driver": "version of the NVIDIA driver",
 }
 
 _HEAD = """# Metrics

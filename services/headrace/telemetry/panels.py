@@ -81,6 +81,8 @@ WAITS = f"max by ({BY_RANK}, cause) (rate(headrace_rank_wait_seconds_total{{{RAN
 ELAPSED = f"max by ({BY_RANK}) (rate(headrace_rank_elapsed_seconds_total{{{RANK}}}{RATE}))"
 RATIO = f"clamp_max(sum by ({BY_RANK}) ({WAITS}) / ({ELAPSED} > 0), 1)"
 _WORST = f"{WAITS} and on ({BY_RANK}) topk(1, {RATIO})"
+# By how many replicas each is said: for a moment they may differ, and a training has one.
+_VERDICTS = f"sum by (namespace, job, verdict) (headrace_job_verdict{{{JOB}}})"
 
 OVERVIEW = Row(
     "Is anyone starving, why, and what to do",
@@ -145,10 +147,10 @@ OVERVIEW = Row(
         ),
         Panel(
             "Verdict",
-            "What each training is limited by, from its worst rank's recent time. High does not apply; "
+            "What each training is limited by, from its worst rank's recent time, as most replicas say. High does not apply; "
             "input-bound is the one to act on.",
             "short",
-            (Query(f"{seen('headrace_job_verdict', 'namespace, job, verdict')} == 1", "{{job}}: {{verdict}}"),),
+            (Query(f"topk by (namespace, job) (1, {_VERDICTS}) > 0", "{{job}}: {{verdict}}"),),
             "name",
             width=6,
             height=5,

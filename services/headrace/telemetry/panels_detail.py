@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from headrace.telemetry.panels import FLEET, RATE, Panel, Query, Row, own, quantile, seen
+from headrace.telemetry.panels_gpus import GPUS
 from headrace.telemetry.panels_ranks import LEASES, RANKS
 from headrace.telemetry.panels_workers import WORKERS
 
 
-def _certificates(form: str) -> str:
-    """For each process with TLS an expression of when its certificate ends, {0}, and began, {1}."""
-    sides = (
-        form.format(f"(headrace_{by}_tls_not_after_seconds{{{FLEET}}} > 0)", f"headrace_{by}_tls_not_before_seconds{{{FLEET}}}")
-        for by in ("coordinator", "worker")
-    )
-    return f"min by (instance) ({' or '.join(f'({side})' for side in sides)})"
+def _of_certificates(expr: str) -> str:
+    """For coordinators' and workers'. expr: of {end} and {begin}, the ends of the time in which it is valid."""
+    names = (f"headrace_{by}_tls_not_{{}}_seconds{{{FLEET}}}" for by in ("coordinator", "worker"))
+    found = (expr.format(begin=name.replace("{}", "before"), end=name.replace("{}", "after")) for name in names)
+    return f"min by (instance) ({' or '.join(found)})"
 
 
 SCALING = Row(
@@ -145,8 +144,8 @@ SERVICES = Row(
             "at most. High is good; it should jump up long before that.",
             "s",
             (
-                Query(f"{_certificates('{0} - time()')}", "{{instance}}"),
-                Query(f"{_certificates('clamp_max(({0} - {1}) / 4, 7 * 86400)')}", "told: {{instance}}"),
+                Query(_of_certificates("({end} > 0) - time()"), "{{instance}}"),
+                Query(_of_certificates("clamp_max(({end} > 0) - {begin}, 28 * 86400) / 4"), "told below: {{instance}}"),
             ),
             nothing="no TLS",
         ),
@@ -175,4 +174,4 @@ SERVICES = Row(
     ),
 )
 
-DETAILS = (RANKS, LEASES, WORKERS, SCALING, DATA, SERVICES)
+DETAILS = (RANKS, LEASES, WORKERS, GPUS, SCALING, DATA, SERVICES)

@@ -111,5 +111,12 @@ LEASES = Row(
             "suffix: batches/s",
             (Query(f"max by (namespace, job) (rate(headrace_batches_remade_total{{{JOB}}}{RATE}))", "{{job}}"),),
         ),
+        Panel(
+            "Batches fenced",
+            "Refused by ranks, since they came under an older token than the newest: the fence at work. High: workers that "
+            "lost their lanes go on working; look at their heartbeats.",
+            "suffix: batches/s",
+            (Query(f"max by (namespace, job) (rate(headrace_batches_fenced_total{{{JOB}}}{RATE}))", "{{job}}"),),
+        ),
     ),
 )

@@ -1,8 +1,8 @@
-"""Closed rows of the Grafana dashboard: workers, and their GPUs."""
+"""Closed rows of the Grafana dashboard: workers."""
 
 from __future__ import annotations
 
-from headrace.telemetry.panels import FLEET, RATE, Panel, Query, Row, own, quantile
+from headrace.telemetry.panels import FLEET, JOB, RATE, Panel, Query, Row, own, quantile
 
 WORKERS = Row(
     "Workers",
@@ -58,14 +58,6 @@ WORKERS = Row(
             nothing="none",
         ),
         Panel(
-            "Batches that found no GPU memory",
-            "Each is begun again with fewer in the engine at once. High, or lasting: give workers a GPU of their own, or a job "
-            "smaller batches.",
-            "suffix: batches/s",
-            (Query(f"sum by (instance) (rate(headrace_gpu_memory_full_total{{{FLEET}}}{RATE}))", "{{instance}}"),),
-            nothing="none",
-        ),
-        Panel(
             "Read from shards",
             "Bytes a second, of all workers. High, at what the store or network can do: reads are the limit.",
             "binBps",
@@ -89,6 +81,30 @@ WORKERS = Row(
             "Connections of ranks to workers, by transport. High means many ranks for each worker, each with slots of its own.",
             "short",
             (Query(f"sum by (transport) (headrace_connections{{{FLEET}}})", "{{transport}}"),),
+        ),
+        Panel(
+            "Slots, by what they are used for",
+            "Of all ranks that are connected. High `ready`: workers are ahead of the ranks, as it should be. High `making`: "
+            "the engine is the limit. High `free` while ranks wait: workers hold no lane that these ranks need, or reads are "
+            "the limit.",
+            "short",
+            (Query(f"sum by (transport, state) (headrace_slots{{{JOB}}})", "{{transport}} {{state}}"),),
+            "stack",
+        ),
+        Panel(
+            "Batches in flight",
+            "Begun by all workers and not published. High `reading`: reads are the limit. High `engine`, more than one a "
+            "worker: batches wait for the engine, which is the limit.",
+            "short",
+            (Query(f"sum by (state) (headrace_batches_in_flight{{{FLEET}}})", "{{state}}"),),
+            "stack",
+        ),
+        Panel(
+            "Batches made in vain",
+            "The lane had moved, or the rank had gone, when they were done. High: leases move too often; see the row of lanes.",
+            "suffix: batches/s",
+            (Query(own("rate", "headrace_batches_outrun_total", "namespace, job"), "{{job}}"),),
+            nothing="none",
         ),
         Panel(
             "Memory of slots",

@@ -63,9 +63,8 @@ class Made:
     """What became of an order.
 
     total_bytes: length of the sealed slot. requests: reads made. read_s, busy_s: wall seconds of the reads and of the
-    engine. decode_s, augment_s: thread-seconds. bad: reason code -> samples. augmented_s: CLOCK_MONOTONIC, when its pixels were
-    there. at_once: how many were in the engine with it.
-    device_bytes: its pixels, where they lie on a GPU instead.
+    engine. decode_s, augment_s: thread-seconds. bad: reason code -> samples. at_once: how many were in the engine with it.
+    device_bytes: its pixels, where they lie on a GPU instead. augmented_s: when its pixels were there, CLOCK_MONOTONIC.
     """
 
     total_bytes: int
@@ -76,9 +75,9 @@ class Made:
     decode_s: float
     augment_s: float
     bad: dict[int, int]
-    augmented_s: float
     at_once: int = 1
     device_bytes: int = 0
+    augmented_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +230,7 @@ def _produce(order: Order, places: PixelPlaces, samples: BatchSamples, read: Rea
         bad,
         at_once,
         order.work.pixel_bytes if order.device is not None else 0,
+        augmented,
     )
 
 

@@ -22,7 +22,7 @@ from headrace.core.errors import HeadraceError, PeerGone, ProtocolMismatch, Unau
 from headrace.core.job_token import MAX_TOKENS, admits, hashes
 from headrace.wire import messages
 from headrace.worker.pixel_places import DevicePlace
-from headrace.worker.ports import PortListener, Room
+from headrace.worker.ports import PortListener, Room, SlotStates
 from headrace.worker.slab import Slab
 
 _log = structlog.get_logger()

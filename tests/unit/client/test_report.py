@@ -27,7 +27,7 @@ class TroubledIntake(MemoryIntake):
     """One that misses a lane."""
 
     def status(self) -> IntakeStatus:
-        return IntakeStatus(remade=3, troubles=(LaneTrouble(7, "w1", 2**60, 2.5, False, "connection refused"),))
+        return IntakeStatus(remade=3, refused=2, troubles=(LaneTrouble(7, "w1", 2**60, 2.5, False, "connection refused"),))
 
 
 @pytest.fixture
@@ -52,6 +52,7 @@ def test_a_report_carries_the_running_wait_and_the_lanes_in_trouble(link: Sessio
     assert (trouble.lane, trouble.worker, trouble.token) == (7, "w1", 2**60)
     assert (trouble.waited.ToMilliseconds(), trouble.connected, trouble.reason) == (2500, False, "connection refused")
     assert report.batches_remade == 3
+    assert report.batches_fenced == 2
 
 
 def test_a_report_counts_the_bad_samples_of_the_whole_session(link: SessionLink) -> None:

@@ -182,7 +182,7 @@ class BadCount(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ReportProgressRequest(_message.Message):
-    __slots__ = ("id", "session", "consumed", "committed", "wait_s", "wait_by_cause", "elapsed_s", "transport", "bad_samples", "batches_remade", "node", "waiting_s", "troubles", "samples", "bad_counts", "stop_index", "stop_why")
+    __slots__ = ("id", "session", "consumed", "committed", "wait_s", "wait_by_cause", "elapsed_s", "transport", "bad_samples", "batches_remade", "node", "waiting_s", "troubles", "samples", "bad_counts", "stop_index", "stop_why", "batches_fenced")
     ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class ReportProgressRequest(_message.Message):
     BAD_COUNTS_FIELD_NUMBER: _ClassVar[int]
     STOP_INDEX_FIELD_NUMBER: _ClassVar[int]
     STOP_WHY_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FENCED_FIELD_NUMBER: _ClassVar[int]
     id: RankId
     session: Session
     consumed: int
@@ -217,7 +218,8 @@ class ReportProgressRequest(_message.Message):
     bad_counts: _containers.RepeatedCompositeFieldContainer[BadCount]
     stop_index: int
     stop_why: str
-    def __init__(self, id: _Optional[_Union[RankId, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., consumed: _Optional[int] = ..., committed: _Optional[int] = ..., wait_s: _Optional[float] = ..., wait_by_cause: _Optional[_Iterable[_Union[WaitByCause, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., transport: _Optional[str] = ..., bad_samples: _Optional[_Iterable[_Union[BadSample, _Mapping]]] = ..., batches_remade: _Optional[int] = ..., node: _Optional[str] = ..., waiting_s: _Optional[float] = ..., troubles: _Optional[_Iterable[_Union[LaneTrouble, _Mapping]]] = ..., samples: _Optional[int] = ..., bad_counts: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ..., stop_index: _Optional[int] = ..., stop_why: _Optional[str] = ...) -> None: ...
+    batches_fenced: int
+    def __init__(self, id: _Optional[_Union[RankId, _Mapping]] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., consumed: _Optional[int] = ..., committed: _Optional[int] = ..., wait_s: _Optional[float] = ..., wait_by_cause: _Optional[_Iterable[_Union[WaitByCause, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., transport: _Optional[str] = ..., bad_samples: _Optional[_Iterable[_Union[BadSample, _Mapping]]] = ..., batches_remade: _Optional[int] = ..., node: _Optional[str] = ..., waiting_s: _Optional[float] = ..., troubles: _Optional[_Iterable[_Union[LaneTrouble, _Mapping]]] = ..., samples: _Optional[int] = ..., bad_counts: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ..., stop_index: _Optional[int] = ..., stop_why: _Optional[str] = ..., batches_fenced: _Optional[int] = ...) -> None: ...
 
 class LaneTrouble(_message.Message):
     __slots__ = ("lane", "worker", "token", "waited", "connected", "reason")
