@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace.core.starvation import CAUSES
+from headrace.core.verdict import VERDICTS
 from headrace.telemetry.metrics import CATALOGUE
 from headrace.telemetry.panels import OVERVIEW
-from tests.chart.promql import DASHBOARDS, metrics_in, panels, strangers
+from tests.chart.promql import DASHBOARDS, metrics_in, panels, program, strangers
 
 every_panel = pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
 every_file = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
@@ -95,6 +99,30 @@ def test_the_first_row_is_open_and_the_others_closed_and_nothing_overlaps(path: 
         assert max(x for x, _ in cells) < 24
     ids = [panel["id"] for group in groups for panel in group] + [row["id"] for row in rows]
     assert len(ids) == len(set(ids))
+
+
+def test_a_training_has_one_verdict_while_replicas_differ(tmp_path: Path) -> None:
+    """What most of them say; where it is one against one, either."""
+    (panel,) = [panel for panel in panels() if panel["title"] == "Verdict"]
+    expr = panel["targets"][0]["expr"].replace("$namespace", ".*").replace("$job", ".*")
+    said = {"a": ["balanced", "input-bound", "input-bound"], "b": ["unknown"], "c": ["balanced", "input-bound"]}
+    series = [
+        {"series": f'headrace_job_verdict{{job="{job}",instance="{n}",verdict="{verdict}"}}', "values": f"{verdict == told:d}"}
+        for job, replicas in said.items()
+        for n, told in enumerate(replicas)
+        for verdict in VERDICTS
+    ]
+    shown = f'label_replace({expr}, "verdict", "", "job", "c")'  # of c it may be either
+    wanted = [
+        {"labels": '{job="a", verdict="input-bound"}', "value": 2},
+        {"labels": '{job="b", verdict="unknown"}', "value": 1},
+        {"labels": '{job="c"}', "value": 1},
+    ]
+    asked = {"expr": shown, "eval_time": "0", "exp_samples": wanted}
+    (tmp_path / "case.yaml").write_text(yaml.safe_dump({"tests": [{"input_series": series, "promql_expr_test": [asked]}]}))
+    command = [program("promtool"), "test", "rules", str(tmp_path / "case.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_metric_is_on_a_dashboard() -> None:

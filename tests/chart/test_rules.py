@@ -42,7 +42,16 @@ def test_alerts_are_silent_before_and_fire_after(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sound", "broken"),
-    [("> 0.1\n", "> 0.3\n"), ("for: 10m", "for: 1m"), ("on (namespace, job)", "on (namespace)"), ("> 0.01\n", "> 0.0001\n")],
+    [
+        ("> 0.1\n", "> 0.3\n"),
+        ("for: 10m", "for: 1m"),
+        ("on (namespace, job)", "on (namespace)"),
+        ("> 0.01\n", "> 0.0001\n"),
+        ("> 0.15\n", "> 0.08\n"),
+        ("ratio5m) > 2\n", "ratio5m) > 1\n"),
+        ("28 * 86400", "40 * 86400"),
+        ("28 * 86400) / 4\n", "28 * 86400) / 2\n"),
+    ],
 )
 def test_the_cases_fail_where_a_rule_is_wrong(tmp_path: Path, sound: str, broken: str) -> None:
     text = RULES[0].read_text()

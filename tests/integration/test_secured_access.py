@@ -283,8 +283,11 @@ def test_the_admin_api_with_its_token_and_what_is_open(fleet: Cluster) -> None:
     assert isinstance(get(fleet, "/api/jobs", token), list)
     for path in ("/healthz", "/readyz"):
         assert get(fleet, path)["status"] == "ok"
-    assert "headrace_coordinator_tls_not_after_seconds 1." in get(fleet, "/metrics")
-    assert "headrace_worker_tls_not_after_seconds 1." in get(fleet, "/metrics", address=fleet.workers[0].admin_address)
+    for end in ("before", "after"):
+        assert f"headrace_coordinator_tls_not_{end}_seconds 1." in get(fleet, "/metrics")
+        scraped = get(fleet, "/metrics", address=fleet.workers[0].admin_address)
+        assert f"headrace_worker_tls_not_{end}_seconds 1." in scraped
+    assert get(fleet, "/api/replica", token)["troubles"] == []
     for path in ("/docs", "/redoc"):
         with pytest.raises(urllib.error.HTTPError) as caught:
             get(fleet, path, token)

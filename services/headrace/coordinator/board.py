@@ -90,6 +90,10 @@ class Board:
         runs on beside a snapshot that stands still, while the store is away, everybody would look dead."""
         return self._seen_us
 
+    def store_ahead_s(self) -> float:
+        """The store's clock less this process's; 0 before it was read."""
+        return self.now_us() / 1e6 - time.time() if self.loaded else 0.0
+
     def jobs(self) -> Iterator[JobState]:
         """All jobs, by name."""
         return iter([self._jobs[name] for name in sorted(self._jobs)])

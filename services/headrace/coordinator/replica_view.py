@@ -12,9 +12,8 @@ from pydantic import BaseModel
 from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.recent_events import RecentEvent
+from headrace.wire.certificate import overdue
 
-# A warning of less would be too late for a person to act in working hours.
-_CERTIFICATE_S = 7 * 86400.0
 # Leases are judged by the store's clock alone, so that a skew breaks nothing; but certificates and logs go by ours.
 _SKEW_S = 5.0
 
@@ -62,8 +61,9 @@ class Replica:
     def view(self) -> ReplicaView:
         """As it is now."""
         board, now_s = self._board, time.time()
-        ahead_s = board.now_us() / 1e6 - now_s if board.loaded else 0.0
-        not_after_s = self._instruments.not_after_s()
+        ahead_s = board.store_ahead_s()
+        begins_s, not_after_s = self._instruments.certificate_valid_s()
+        left_s = not_after_s - now_s if overdue(begins_s, not_after_s, now_s) and not_after_s else None
         return ReplicaView(
             version=metadata.version("headrace"),
             host=socket.gethostname(),
@@ -74,7 +74,7 @@ class Replica:
             store_failing_s=board.failing_s,
             store_ahead_s=ahead_s,
             certificate_not_after_s=not_after_s,
-            troubles=_troubles(board, ahead_s, not_after_s - now_s if not_after_s else None),
+            troubles=_troubles(board, ahead_s, left_s),
             events=[_event(event) for event in self._instruments.events.newest()],
         )
 
@@ -95,7 +95,11 @@ def _troubles(board: Board, ahead_s: float, left_s: float | None) -> list[str]:
     if abs(ahead_s) > _SKEW_S:
         way = "ahead of" if ahead_s > 0 else "behind"
         found.append(f"the store's clock is {abs(ahead_s):.0f} s {way} this replica's: set both by NTP")
-    if left_s is not None and left_s < _CERTIFICATE_S:
-        when = f"expires in {left_s / 86400:.1f} days" if left_s > 0 else "has expired"
+    if left_s is not None:
+        when = f"expires in {_span(left_s)}" if left_s > 0 else "has expired"
         found.append(f"the coordinator's certificate {when}: put a new one in its place, nothing is restarted for it")
     return found
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 86400:.1f} days" if seconds >= 2 * 86400 else f"{seconds / 3600:.1f} hours"

@@ -10,6 +10,16 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x30, 0x17, 0x18, 0xA0
 
 
+# Of a life of 90 days a week, in which a person can act; of a short one the last quarter, when whoever renews has long begun.
+_DUE_S = 7 * 86400.0
+_DUE_SHARE = 0.25
+
+
+def overdue(begins_s: float, ends_s: float, now_s: float) -> bool:
+    """True where a certificate should have been renewed by now; the alert HeadraceCertificateExpires says the same."""
+    return ends_s - now_s < min(_DUE_S, _DUE_SHARE * (ends_s - begins_s))
+
+
 def validity(pem: bytes) -> tuple[float, float]:
     """(not before, not after) of the first certificate of a PEM file, seconds since 1970. Raises ValueError."""
     try:

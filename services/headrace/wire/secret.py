@@ -7,7 +7,6 @@ is read again when it changes. Any thread may call.
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import re
 import threading
@@ -18,7 +17,8 @@ import structlog
 
 from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, Unauthenticated
-from headrace.core.job_token import MAX_TOKENS
+from headrace.core.job_token import MAX_TOKENS, any_equal
+from headrace.wire.file_stamp import NO_FILE, FileStamp, stamp_of
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class Secret:
         self._name = name
         self._path = Path(path) if path else None
         self._lock = threading.Lock()
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: FileStamp | None = None
         self._tokens: tuple[str, ...] = ()
         if self._path is None:
             self._tokens = _parsed(name, text)
@@ -71,9 +71,7 @@ class Secret:
 
     def matches(self, given: Iterable[str]) -> bool:
         """True if one of the given is one of ours; takes as long for a wrong one as for a right one."""
-        ours = [token.encode() for token in self.tokens]
-        theirs = [token.encode(errors="replace") for token in given]
-        return sum(hmac.compare_digest(mine, other) for mine in ours for other in theirs) > 0
+        return any_equal(self.tokens, tuple(given))
 
     def demand(self, given: Iterable[str], who: str, remedy: str) -> None:
         """Raise Unauthenticated unless it matches. who: for the message; remedy: what to set, never the token."""
@@ -85,7 +83,7 @@ class Secret:
     def _read(self, path: Path) -> None:
         try:
             stat = path.stat()
-            stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            stamp = stamp_of(stat)
             if stamp == self._stamp:
                 return
             self._stamp = stamp  # also of what is refused: it is told once
@@ -93,9 +91,9 @@ class Secret:
                 raise ConfigInvalid(f"{self._name}: {path} is too large for a file of tokens", path=str(path))
             self._tokens = _parsed(f"{self._name} ({path})", path.read_text(encoding="utf-8", errors="replace"))
         except OSError as error:
-            if self._stamp == (0, 0, 0):
+            if self._stamp == NO_FILE:
                 return
-            self._stamp = (0, 0, 0)
+            self._stamp = NO_FILE
             raise ConfigInvalid(f"{self._name}: {path} cannot be read: {error.strerror}", path=str(path)) from error
 
 

@@ -23,6 +23,7 @@ import structlog
 
 from headrace.core.errors import ConfigInvalid
 from headrace.wire.certificate import validity
+from headrace.wire.file_stamp import FileStamp, file_stamp
 
 log = structlog.get_logger()
 
@@ -30,7 +31,7 @@ log = structlog.get_logger()
 _TRY_AGAIN_S = 10.0
 _MOST_READS = 5
 
-Stamp = tuple[tuple[int, int, int], ...]
+Stamp = tuple[FileStamp, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +49,18 @@ class TlsFiles:
     @property
     def stamp(self) -> Stamp:
         """Changes when a file does. Raises OSError."""
-        stats = [Path(path).stat() for path in (self.cert, self.key, self.ca) if path]
-        return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
+        return tuple(file_stamp(path) for path in (self.cert, self.key, self.ca) if path)
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What the files held at one moment, found fit to be used. not_after_s: since 1970; 0 without a certificate."""
+    """What the files held at one moment, found fit to be used. not_before_s, not_after_s: since 1970; 0 without one."""
 
     stamp: Stamp
     cert: bytes
     key: bytes
     ca: bytes
+    not_before_s: float
     not_after_s: float
 
 
@@ -69,9 +70,9 @@ def read(files: TlsFiles) -> Material:
         try:
             before = files.stamp
             cert, key, ca = (Path(path).read_bytes() if path else b"" for path in (files.cert, files.key, files.ca))
-            not_after_s = _check(files, cert)
+            valid = _check(files, cert)
             if files.stamp == before:
-                return Material(before, cert, key, ca, not_after_s)
+                return Material(before, cert, key, ca, *valid)
         except OSError as error:
             raise ConfigInvalid(
                 f"{error.filename or _names(files)} cannot be used for TLS: {error.strerror or error}", path=str(error.filename)
@@ -79,8 +80,8 @@ def read(files: TlsFiles) -> Material:
     raise ConfigInvalid(f"{_names(files)} change faster than they can be read", path=files.cert or files.ca)
 
 
-def _check(files: TlsFiles, cert: bytes) -> float:
-    not_after_s = 0.0
+def _check(files: TlsFiles, cert: bytes) -> tuple[float, float]:
+    begins_s = not_after_s = 0.0
     if files.cert:
         try:
             begins_s, not_after_s = validity(cert)
@@ -91,7 +92,7 @@ def _check(files: TlsFiles, cert: bytes) -> float:
             moment = utc(begins_s if time.time() < begins_s else not_after_s)
             raise ConfigInvalid(f"the certificate in {files.cert} {word} {moment}; put a valid one there", path=files.cert)
     context(files, server=bool(files.cert))
-    return not_after_s
+    return begins_s, not_after_s
 
 
 def utc(moment_s: float) -> str:
@@ -200,11 +201,11 @@ class ServerTls:
         self.newest()
 
     @property
-    def not_after_s(self) -> float:
-        """When the certificate in use expires, seconds since 1970."""
+    def validity_s(self) -> tuple[float, float]:
+        """From when to when the certificate in use is valid, seconds since 1970."""
         material = self._kept.material
         assert material is not None
-        return material.not_after_s
+        return material.not_before_s, material.not_after_s
 
     def newest(self) -> Material:
         """What new connections get: the files as they are, or as they were when they were last of use."""

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.core.errors import ConfigInvalid
 from headrace.testing.certificates import Authority, mount
-from headrace.wire.certificate import validity
+from headrace.wire.certificate import overdue, validity
 from headrace.wire.secret import Secret
 from headrace.wire.tls import ClientTls, ServerTls, TlsFiles, read
 
@@ -211,3 +211,24 @@ def test_the_readmes_commands_make_files_that_work(tmp_path: Path) -> None:
     assert served_by(context, authority) == ssl.PEM_cert_to_DER_cert((made / "tls.crt").read_text())
     for name in ("fleet", "admin", "job"):
         assert len(Secret(name, path=str(made / f"{name}.token")).tokens[0]) == 64
+
+
+DAY_S = 86400.0
+
+
+@pytest.mark.parametrize(
+    ("life_s", "left_s", "told"),
+    [
+        (90 * DAY_S, 30 * DAY_S, False),
+        (90 * DAY_S, 7.1 * DAY_S, False),
+        (90 * DAY_S, 6.9 * DAY_S, True),
+        (DAY_S, 0.34 * DAY_S, False),  # renewed at a third, as cert-manager does by itself
+        (DAY_S, 0.2 * DAY_S, True),
+        (3600.0, 1000.0, False),
+        (3600.0, 800.0, True),
+        (3600.0, -1.0, True),
+    ],
+)
+def test_a_certificate_is_overdue_by_its_own_life(life_s: float, left_s: float, told: bool) -> None:
+    """A week would call one of a day overdue for all of its life."""
+    assert overdue(1000.0, 1000.0 + life_s, 1000.0 + life_s - left_s) is told

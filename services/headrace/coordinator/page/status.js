@@ -50,8 +50,8 @@ function show(replica, jobs, open, fleet, classes) {
   at("forget").hidden = !sessionStorage.getItem(TOKEN);
   const starving = jobs.filter((job) => job.ranks_live && job.verdict === "input-bound").length;
   document.title = starving ? `(${starving} starving) Headrace` : "Headrace";
-  const days = (replica.certificate_not_after_s - replica.now_s) / 86400;
-  const certificate = replica.certificate_not_after_s ? ` · certificate good for ${days.toFixed(0)} days` : "";
+  const leftS = Math.max(0, replica.certificate_not_after_s - replica.now_s);
+  const certificate = replica.certificate_not_after_s ? ` · certificate good for ${span(leftS)}` : "";
   at("replica").textContent = `coordinator ${replica.host} · ${replica.version} · up ${span(replica.up_s)} · ` +
     `store ${replica.store_error ? "does not answer" : "answers"}${certificate}`;
   at("troubles").replaceChildren(...replica.troubles.map((text) => make("p", "trouble", text)));
