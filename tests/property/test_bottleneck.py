@@ -26,7 +26,8 @@ def measured(draw: st.DrawFn) -> Measured:
     live_s = max(cached_s * draw(st.floats(0.8, 1.0)) + slowed_s, 0.001) + math.fsum(waits.values())
     return Measured(
         steps=10, batch_size=draw(st.integers(1, 4096)), cached_s=cached_s, live_s=live_s, waits_s=waits,
-        workers=draw(st.integers(1, 100)), window=draw(st.integers(1, 64)), transport=draw(st.sampled_from(TRANSPORTS)),
+        workers=draw(st.integers(1, 100)), lanes=draw(st.integers(1, 200)), window=draw(st.integers(1, 64)),
+        transport=draw(st.sampled_from(TRANSPORTS)),
     )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ def test_the_verdict_is_one_of_three_and_each_has_something_to_do(found: Measure
     assert said.verdict in (INPUT_BOUND, BALANCED, COMPUTE_BOUND)
     assert (said.verdict == COMPUTE_BOUND) == (said.won_share <= 0.02) == (said.bottleneck == "")
     assert (said.verdict == INPUT_BOUND) == (said.won_share >= 0.1)
+    assert said.workers_wanted == 0 or found.workers < said.workers_wanted <= found.lanes
     assert len(said.actions) == 2 and all(said.actions) and said.actions[0] != said.actions[1]
     assert not any("{" in action for action in said.actions)
     text = str(said)
@@ -63,7 +65,7 @@ def test_the_verdict_is_one_of_three_and_each_has_something_to_do(found: Measure
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_takes_all_is_the_bottleneck_and_named(part: str, transport: str) -> None:
     waits = {part: 0.3} if part in CAUSES else {}
-    said = diagnosis(Measured(10, 32, 0.1, 0.4, waits, workers=2, window=4, transport=transport))
+    said = diagnosis(Measured(10, 32, 0.1, 0.4, waits, workers=2, lanes=12, window=4, transport=transport))
     assert (said.verdict, said.bottleneck) == (INPUT_BOUND, part)
     assert said.won_share == pytest.approx(0.75) and said.speedup == pytest.approx(4.0)
     assert MEANINGS[part] in str(said)
@@ -77,8 +79,22 @@ def test_a_part_that_takes_all_is_the_bottleneck_and_named(part: str, transport:
         assert not any("put workers on the trainer's node" in action for action in said.actions), "they are there"
 
 
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(("workers", "wanted"), [(2, 6), (5, 6), (6, 0), (7, 0)])
+def test_nobody_is_told_to_run_more_workers_than_lanes(part: str, workers: int, wanted: int) -> None:
+    """Each lane has one worker: those beyond idle, however much is to be won."""
+    waits = {part: 0.3} if part in CAUSES else {}
+    said = diagnosis(Measured(10, 32, 0.1, 0.4, waits, workers=workers, lanes=6, window=4, transport="grpc"))
+    if part in ("worker_busy", "decode", "augment", "lane_wait"):
+        assert said.workers_wanted == wanted
+        told = f"about {wanted} workers like these instead of {workers}" if wanted else "more workers would idle"
+        assert any(told in action for action in said.actions)
+    assert not any("workers like these" in action for action in said.actions if not wanted)
+    assert said.actions[0] != said.actions[1]
+
+
 def test_a_step_that_is_no_time_is_refused() -> None:
-    good = Measured(1, 1, 0.1, 0.1, {}, workers=1, window=1, transport="")
+    good = Measured(1, 1, 0.1, 0.1, {}, workers=1, lanes=1, window=1, transport="")
     for change in ({"cached_s": 0.0}, {"live_s": math.nan}, {"live_s": math.inf}):
         with pytest.raises(ConfigInvalid):
             replace(good, **change)

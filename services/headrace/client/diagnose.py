@@ -35,7 +35,8 @@ def diagnose(
     if steps < 1 or warmup < 0:
         raise ConfigInvalid(f"steps must be at least 1 and warmup at least 0, not {steps} and {warmup}", field="steps")
     settle = sync or _torch_sync
-    window = stream.join().window
+    session = stream.join()
+    window = session.window
     needed = 1 + window + warmup + steps
     batches = _batches(stream, needed)
     kept = next(batches).copy()
@@ -59,6 +60,7 @@ def diagnose(
         live_s=live_s,
         waits_s=waits_s,
         workers=max(1, len(times.workers) or len(transports)),
+        lanes=session.lanes,
         window=window,
         transport=after.transport,
         stages=times.stages(waits_s, cached_s),

@@ -20,6 +20,10 @@ PARTS: tuple[str, ...] = (*CAUSES, SLOWED)
 MEANINGS: Mapping[str, str] = {**MEANING, SLOWED: "the step itself takes longer while the stream runs"}
 
 _MORE = "run about {wanted} workers like these instead of {workers}"
+_THREADS = "give them more threads"
+_MORE_OR_THREADS = f"{_MORE}, or {_THREADS}"
+# In place of both where each lane has a worker already.
+_FULL = f"{_THREADS}: more workers would idle, as this job has {{lanes}} lanes and {{workers}} workers"
 _GPU = "move decoding to workers with a GPU engine (headrace plan says what that would bring)"
 _SMALLER = "make batches smaller: uint8 output, normalised on the device, or a smaller image"
 _ACTIONS: Mapping[str, tuple[str, str]] = {
@@ -30,8 +34,8 @@ _ACTIONS: Mapping[str, tuple[str, str]] = {
     "slot_wait": ("allow a larger window, which is {window} batches now: raise the coordinator's max_rank_bytes", _SMALLER),
     "worker_busy": (_MORE, _GPU),
     "read": ("bring the data nearer: a faster store, or one in the same zone", "make reads fewer: a larger shuffle.run"),
-    "decode": (f"{_MORE}, or give them more threads", _GPU),
-    "augment": (f"{_MORE}, or give them more threads", "take the costliest operation out of the pipeline"),
+    "decode": (_MORE_OR_THREADS, _GPU),
+    "augment": (_MORE_OR_THREADS, "take the costliest operation out of the pipeline"),
     "transfer": (
         "put workers on the trainer's node, where batches come through shared memory ({transport} is in use)",
         _SMALLER,
@@ -55,8 +59,8 @@ class Measured:
     """What the experiment found; times are means of one step, in seconds.
 
     cached_s: on one batch that stays. live_s: on the stream, from one next() to the following one. waits_s: of live_s, blocked
-    in next(), by cause. workers: that made the batches. window: batches made ahead. transport: as StreamStats has it.
-    stages: of a batch as workers and client measured them; None where unknown.
+    in next(), by cause. workers: that made the batches. lanes: of the job, beyond which a worker would idle. window: batches
+    made ahead. transport: as StreamStats has it. stages: of a batch as workers and client measured them; None where unknown.
     """
 
     steps: int
@@ -65,6 +69,7 @@ class Measured:
     live_s: float
     waits_s: Mapping[str, float]
     workers: int
+    lanes: int
     window: int
     transport: str
     stages: Stages | None = None
@@ -79,7 +84,8 @@ class Diagnosis:
     """What is to be said. verdict: input-bound, balanced or compute-bound. won_share: of the live step, what would go if input
     were always there, 0 to 1. speedup: the same as a factor. parts: of PARTS, the seconds a step that each adds; they are of
     the measured waits and of the step's own slowing. bottleneck: the largest of them, empty where nothing is to be won.
-    workers_wanted: about so many like these, where workers are what lacks. actions: the first two things to do."""
+    workers_wanted: about so many like these, at most the lanes, where workers are what lacks; else 0. actions: the first two
+    things to do."""
 
     measured: Measured
     verdict: str
@@ -126,7 +132,7 @@ def diagnosis(found: Measured) -> Diagnosis:
     won_share = max(0.0, 1.0 - found.cached_s / found.live_s)
     verdict = verdict_of(won_share)
     bottleneck = max(PARTS, key=lambda name: parts[name]) if verdict != COMPUTE_BOUND else ""
-    wanted = max(found.workers + 1, math.ceil(found.workers * found.live_s / found.cached_s - 1e-9))
+    wanted = min(found.lanes, max(found.workers + 1, math.ceil(found.workers * found.live_s / found.cached_s - 1e-9)))
     return Diagnosis(
         measured=found,
         verdict=verdict,
@@ -134,18 +140,29 @@ def diagnosis(found: Measured) -> Diagnosis:
         speedup=max(1.0, found.live_s / found.cached_s),
         parts=parts,
         bottleneck=bottleneck,
-        workers_wanted=wanted if any("{wanted}" in action for action in _ACTIONS.get(bottleneck, ())) else 0,
+        workers_wanted=wanted if any("{wanted}" in action for action in _texts(found, bottleneck)) else 0,
         actions=_actions(found, verdict, bottleneck, wanted),
     )
+
+
+def _texts(found: Measured, bottleneck: str) -> tuple[str, ...]:
+    """What to do against it, as templates: nobody is told to run workers that no lane is left for."""
+    texts = _ACTIONS.get(bottleneck, ())
+    if found.workers < found.lanes:
+        return texts
+    return tuple(_FULL if text in (_MORE, _MORE_OR_THREADS) else text for text in texts)
 
 
 def _actions(found: Measured, verdict: str, bottleneck: str, wanted: int) -> tuple[str, str]:
     if verdict == COMPUTE_BOUND:
         return _LEAVE
-    first, second = _ACTIONS[bottleneck]
+    first, second = _texts(found, bottleneck)
     if bottleneck == "transfer" and found.transport == "shm":
         first, second = second, _LATE_BY_SHM
-    facts = {"wanted": wanted, "workers": found.workers, "window": found.window, "transport": found.transport or "nothing"}
+    facts = {
+        "wanted": wanted, "workers": found.workers, "lanes": found.lanes, "window": found.window,
+        "transport": found.transport or "nothing",
+    }  # fmt: skip
     if verdict == BALANCED:
         return _WAIT, f"should it grow: {first.format_map(facts)}"
     assert verdict == INPUT_BOUND
