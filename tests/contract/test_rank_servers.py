@@ -57,6 +57,24 @@ async def test_batches_arrive_intact_in_any_number_of_windows(transport: str, pa
         await rank.close()
 
 
+async def test_slots_are_counted_by_what_they_are_used_for(transport: str, path: Path) -> None:
+    async with serving(transport, path) as harness:
+        rank = await harness.connect()
+        (port,) = harness.register._ports.values()
+        total = sum(port.slot_states())
+        await rank.until_ready(3)
+        await harness.settle()
+        # The window is full: the slab holds it on the same node; what was sent is in the rank's own memory.
+        assert port.slot_states() == ((0, total, 0) if transport == "shm" else (0, 0, total))
+        slot = port.acquire(4)
+        assert slot is None
+        await rank.send(messages.Next(2))
+        await harness.settle(lambda: harness.producer.made.count((0, 5)) == 1)
+        await rank.until_ready(5)
+        assert sum(port.slot_states()) == total
+        await rank.close()
+
+
 async def test_large_batches_arrive_intact(transport: str, path: Path) -> None:
     producer = NullProducer((16, 224, 224, 3), window=3)  # 2.4 MB: chunks of unequal length
     async with serving(transport, path, producer) as harness:

@@ -21,10 +21,12 @@ from headrace.core.epoch_plan import lane_count
 from headrace.core.errors import BatchFailed, HeadraceError, SessionSuperseded, SessionUnknown, SourceUnavailable, WorldMismatch
 from headrace.core.job import JobSpec, Session, Shuffle
 from headrace.core.pipeline_spec import PipelineSpec, Resize
+from headrace.telemetry.metrics import STAGES
 from headrace.wire import batch_meta, slot_format
 from headrace.worker import producer
 from headrace.worker.budget import ByteBudget
 from headrace.worker.engines.protocol import RunResult, Sample
+from headrace.worker.ports import SlotStates
 from headrace.worker.producer import Limits, Producer
 from headrace.worker.sources.protocol import ReadBatch, Reserve
 from headrace.worker.stats import WorkerStats
@@ -127,6 +129,9 @@ class Port:
     def device_place(self, index: int) -> None:
         return None
 
+    def slot_states(self) -> SlotStates:
+        return SlotStates(1, 2, 4)
+
     def acquire(self, index: int) -> memoryview | None:
         return memoryview(self._slots[index % self.window])
 
@@ -221,6 +226,27 @@ async def test_makes_the_whole_epoch_in_order_and_stops(rig: Rig) -> None:
     assert len(times) == 8
 
 
+async def test_what_is_seen_of_it_from_outside(rig: Rig) -> None:
+    work = await rig.session(world=2)
+    ports = [Port(rig.producer, work, rank=rank) for rank in range(2)]
+    for port in ports:
+        rig.producer.opened(port)
+    batches = SAMPLES // BATCH // 2
+    await until(lambda: all(len(port.metas) == batches for port in ports))
+    seen = rig.stats.registry.get_sample_value
+    for stage in STAGES:
+        assert seen("headrace_stage_seconds_count", {"stage": stage}) == 2 * batches
+    assert 0 < (seen("headrace_stage_seconds_sum", {"stage": "publish"}) or 0) < 60
+    slots = {
+        state: seen("headrace_slots", {"job": "train", "transport": "shm", "state": state}) for state in SlotStates._fields
+    }
+    assert slots == {"making": 2, "ready": 4, "free": 8}
+    await until(lambda: sum(rig.producer._begun().values()) == 0)
+    assert [seen("headrace_batches_in_flight", {"state": state}) for state in ("reading", "engine")] == [0, 0]
+    rig.producer.closed(ports[0])
+    assert seen("headrace_slots", {"job": "train", "transport": "shm", "state": "free"}) == 4
+
+
 async def test_a_rank_that_releases_nothing_holds_the_worker_at_its_window_and_no_other_rank(rig: Rig) -> None:
     work = await rig.session(world=2)
     stalled, running = Port(rig.producer, work, rank=0, eager=False), Port(rig.producer, work, rank=1)
@@ -254,6 +280,7 @@ async def test_a_batch_whose_lease_moved_meanwhile_is_not_handed_over(rig: Rig) 
     rig.producer.leases_changed()
     await until(lambda: len(port.metas) == SAMPLES // BATCH)
     assert port.abandoned
+    assert rig.stats.registry.get_sample_value("headrace_batches_outrun_total", {"job": "train"}) == len(port.abandoned)
     assert all(meta.token >= 1100 for meta in port.metas.values())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # Fastest first. `cpu` is the last resort: it runs anywhere that the package is installed with its extra `worker`.
-GPU_ENGINES = ("cvcuda", "dali")
+GPU_ENGINES = ("cvcuda", "dali-gpu")
 # A CUDA context, the decoders' buffers and a slab of slots: with less, the first large batch fails.
 GPU_NEEDS_BYTES = 2 << 30
 # What the libraries are built for: CUDA 12, and GPUs from Volta on.

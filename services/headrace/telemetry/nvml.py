@@ -6,6 +6,7 @@ What a GPU or a container's rights do not let one ask is None; all else that fai
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,11 @@ from typing import Any, Self
 
 from headrace.core.placement import Gpu
 
+_LIBRARY = "libnvidia-ml.so.1"
+_NO_DRIVER = (
+    f"there is no NVIDIA driver ({_LIBRARY} is not found): on a node with a GPU install the driver; in a container ask for a "
+    f"GPU (nvidia.com/gpu), with the capability `utility`"
+)
 # Bits of NVML's event reasons that mean a GPU runs slower than it could; idle clocks and chosen ones don't.
 _THROTTLING = {
     "power_cap": 0x4,
@@ -54,6 +60,10 @@ class Nvml:
     """NVML, opened. Raises NvmlMissing. driver: its version; cuda: newest version that it runs."""
 
     def __init__(self) -> None:
+        try:
+            ctypes.CDLL(_LIBRARY)  # most machines have none, and need not load nvidia-ml-py to be told so
+        except OSError as error:
+            raise NvmlMissing(_NO_DRIVER) from error
         try:
             import pynvml
         except ImportError as error:
@@ -161,10 +171,7 @@ class Nvml:
 
 def _why_missing(nvml: Any, error: Exception) -> str:
     if isinstance(error, nvml.NVMLError_LibraryNotFound):
-        return (
-            "there is no NVIDIA driver (libnvidia-ml.so.1 is not found): on a node with a GPU install the driver; in a "
-            "container ask for a GPU (nvidia.com/gpu), with the capability `utility`"
-        )
+        return _NO_DRIVER
     if isinstance(error, nvml.NVMLError_DriverNotLoaded):
         return "the NVIDIA driver is installed and not loaded: `nvidia-smi` on the node says why"
     if isinstance(error, nvml.NVMLError_NoPermission):

@@ -19,6 +19,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from headrace.core.job import Endpoint
+from headrace.core.placement import GPU_ENGINES
 from headrace.datasets.roots import Roots
 from headrace.telemetry import logging
 from headrace.telemetry.addresses import split_address
@@ -33,6 +34,7 @@ from headrace.wire.malloc import tune_malloc
 from headrace.wire.secret import Secret, secret
 from headrace.wire.tls import ServerTls
 from headrace.worker import socket_dir
+from headrace.worker.gauges import export_gpus
 from headrace.worker.health import Health
 from headrace.worker.lease_loop import Identity, LeaseLoop
 from headrace.worker.metrics_http import MetricsServer
@@ -80,6 +82,8 @@ async def run(settings: WorkerSettings) -> None:
     fleet, tls = _secured(settings, stats)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(engine.close)
+        stats.engine(engine)
+        stack.callback(export_gpus(stats.registry, engine.name in GPU_ENGINES))
         stack.callback(producer.close)
         stack.push_async_callback(toolbox.close)
         grpc_server = GrpcServer(register, settings.grpc_address, credentials=tls.grpc_credentials() if tls else None)

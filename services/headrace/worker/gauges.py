@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 import structlog
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.core.placement import Gpu
 from headrace.telemetry import metrics
-from headrace.telemetry.nvml import THROTTLE_REASONS, Figures, Nvml, NvmlFailed
+from headrace.telemetry.nvml import THROTTLE_REASONS, Figures, Nvml, NvmlFailed, NvmlMissing
+from headrace.worker.placement import own_gpus
 
 log = structlog.get_logger()
 
@@ -89,6 +91,19 @@ class GpuFigures(Collector):
         with self._lock:
             self._failed.discard(gpu.uuid)
         return found
+
+
+def export_gpus(registry: CollectorRegistry, needed: bool) -> Callable[[], None]:
+    """Export what NVML tells of this process's GPUs. needed: the engine runs on one: silence is told. Returns what ends it."""
+    try:
+        nvml = Nvml()
+        gpus = own_gpus(nvml)
+    except (NvmlMissing, NvmlFailed) as error:
+        (log.warning if needed else log.debug)("no_gpu_figures", why=str(error))
+        return lambda: None
+    if gpus:
+        registry.register(GpuFigures(nvml, gpus))
+    return nvml.close
 
 
 _GAUGES: dict[str, Callable[[Figures], float | None]] = {

@@ -10,7 +10,7 @@ from dataclasses import replace
 import structlog
 
 from headrace.core.errors import EngineUnsupported
-from headrace.core.placement import GPU_ENGINES, Machine, choose, visible
+from headrace.core.placement import GPU_ENGINES, Gpu, Machine, choose, visible
 from headrace.telemetry.nvml import Nvml, NvmlFailed, NvmlMissing
 from headrace.worker.engines import registry
 from headrace.worker.engines.protocol import Engine
@@ -18,12 +18,12 @@ from headrace.worker.engines.protocol import Engine
 log = structlog.get_logger()
 
 AUTO = "auto"
-# What an engine imports, and the extra that installs it.
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+# What an engine imports beside what the extra `worker` brings.
 MODULES = {
     "cvcuda": ("cvcuda", "nvidia.nvimgcodec", "cuda.bindings"),
-    "dali": ("nvidia.dali",),
+    "dali-gpu": ("nvidia.dali",),
 }
-EXTRAS = {"cvcuda": "gpu", "dali": "dali"}
 
 Create = Callable[[str, int], Engine]
 
@@ -59,13 +59,16 @@ def look_around(threads: int) -> Machine:
     machine = Machine(cores=threads, missing=missing, without_native=without_native())
     try:
         with Nvml() as nvml:
-            gpus = nvml.gpus()
-            setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-            shown = visible(gpus, setting)
-            no_gpus = "" if shown else _no_gpus(len(gpus), setting)
+            shown = own_gpus(nvml)
+            no_gpus = "" if shown else _no_gpus(len(nvml.gpus()))
             return replace(machine, gpus=shown, driver=nvml.driver, cuda=nvml.cuda, no_gpus=no_gpus)
     except (NvmlMissing, NvmlFailed) as error:
         return replace(machine, no_gpus=str(error))
+
+
+def own_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA would show to this process, in its order. Raises NvmlFailed."""
+    return visible(nvml.gpus(), os.environ.get(_VISIBLE))
 
 
 def lacks(engine: str) -> str:
@@ -75,7 +78,7 @@ def lacks(engine: str) -> str:
     missing = [module for module in MODULES[engine] if not is_installed(module)]
     if missing:
         verb = "are" if len(missing) > 1 else "is"
-        return f"{', '.join(missing)} {verb} not installed: pip install 'headrace[{EXTRAS[engine]}]'"
+        return f"{', '.join(missing)} {verb} not installed: pip install 'headrace[{registry.EXTRAS[engine]}]'"
     return ""
 
 
@@ -100,7 +103,7 @@ def without_native() -> str:
     return ""
 
 
-def _no_gpus(count: int, setting: str | None) -> str:
+def _no_gpus(count: int) -> str:
     if count:
-        return f"CUDA_VISIBLE_DEVICES={setting!r} shows none of the {count} GPUs"
+        return f"{_VISIBLE}={os.environ.get(_VISIBLE)!r} shows none of the {count} GPUs"
     return "the driver shows no GPU to this process: in a container, ask for one (nvidia.com/gpu)"

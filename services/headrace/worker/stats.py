@@ -12,6 +12,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from headrace.core.batch import BAD_REASONS
+from headrace.core.placement import GPU_ENGINES
 from headrace.telemetry import metrics
 from headrace.wire.tls import ServerTls
 from headrace.worker.engines.protocol import Engine
@@ -108,7 +109,7 @@ class WorkerStats:
 
     def engine(self, engine: Engine) -> None:
         """Which engine this worker runs."""
-        self._engine.labels(engine.name, "gpu" if "cuda" in engine.memory else "cpu").set(1)
+        self._engine.labels(engine.name, "gpu" if engine.name in GPU_ENGINES else "cpu").set(1)
 
     def gpu_memory_full(self) -> None:
         """Count a batch that is begun again, with fewer beside it."""

@@ -67,7 +67,7 @@ def test_auto_says_in_one_line_what_it_took_and_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "asked"), [(("cvcuda",), ["cvcuda", "dali"]), (("cvcuda", "dali"), ["cvcuda", "dali", "cpu"])]
+    ("broken", "asked"), [(("cvcuda",), ["cvcuda", "dali-gpu"]), (("cvcuda", "dali-gpu"), ["cvcuda", "dali-gpu", "cpu"])]
 )
 def test_an_engine_that_cannot_be_made_is_told_and_the_next_one_made(broken: tuple[str, ...], asked: list[str]) -> None:
     maker = Maker(*broken)
@@ -81,7 +81,7 @@ def test_an_engine_that_cannot_be_made_is_told_and_the_next_one_made(broken: tup
 
 def test_where_even_the_cpu_engine_cannot_be_made_the_error_is_told() -> None:
     with pytest.raises(EngineUnsupported, match="cpu does not load"):
-        make_engine("auto", 4, Maker("cvcuda", "dali", "cpu"), lambda threads: WITH_GPU)
+        make_engine("auto", 4, Maker("cvcuda", "dali-gpu", "cpu"), lambda threads: WITH_GPU)
 
 
 def test_this_machine_has_a_choice() -> None:
