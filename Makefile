@@ -1,11 +1,11 @@
 # Everything a person needs, from an empty clone: `make demo`, `make test`. The work is done by small scripts in tools/.
 # Only make, a shell and Python >= 3.11 are assumed; PYTHON=/path/to/python chooses one.
 .DEFAULT_GOAL := help
-.PHONY: help demo test chart simulate chaos soak fuzz sanitize lint format proto clean
+.PHONY: help demo test chart simulate chaos soak bench-peers fuzz sanitize lint format proto clean
 BIN := .venv/bin
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 demo: ## Run a store, coordinators, workers and trainers on this machine, break them, and show that nothing is lost
 	@tools/setup.sh demo
@@ -31,6 +31,10 @@ chaos: ## Break a fleet of real processes at random for MINUTES=5, and audit eac
 soak: ## Train small epochs under faults for MINUTES=30 and see whether anything grows; report and picture in soak-out
 	@tools/setup.sh soak
 	@$(BIN)/python -m headrace.testing.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+bench-peers: ## Measure Headrace against other loaders on the same photos, each in an environment of its own (several GB, once)
+	@tools/setup.sh soak
+	@$(BIN)/python -m loadtest.peers $(ARGS)
 
 fuzz: ## Feed hostile bytes to everything that parses, for MINUTES=5; SEED= repeats a run
 	@tools/setup.sh test

@@ -1,0 +1,115 @@
+"""Who is measured, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OURS = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A loader as it is measured.
+
+    env: requirements under envs/, OURS for Headrace's own. driver: file under drivers/. fleet: whether the harness runs
+    coordinator and worker beside it. antialias: whether its resize is antialiased. remark: what a reader must know.
+    """
+
+    name: str
+    title: str
+    env: str
+    driver: str
+    antialias: bool = True
+    fleet: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    remark: str = ""
+
+
+CONTESTANTS = (
+    Contestant(
+        "headrace_shm",
+        "**Headrace, shm**",
+        OURS,
+        "headrace",
+        fleet=True,
+        options={"transport": "shm"},
+        remark="store, coordinator, worker and trainer processes, batches in shared memory",
+    ),
+    Contestant(
+        "headrace_grpc",
+        "**Headrace, gRPC**",
+        OURS,
+        "headrace",
+        fleet=True,
+        options={"transport": "grpc"},
+        remark="the same, batches over gRPC on loopback, by a fetcher process",
+    ),
+    Contestant(
+        "headrace_engine",
+        "**Headrace, engine alone**",
+        OURS,
+        "headrace_engine",
+        remark="in the consumer's process; no hand-over, no reading ahead",
+    ),
+    Contestant("torch_pillow", "PyTorch DataLoader, Pillow", "torch_pillow", "torch_pillow", remark="as torchvision does it"),
+    Contestant(
+        "torch_simplejpeg",
+        "PyTorch DataLoader, simplejpeg and OpenCV",
+        "torch_simplejpeg",
+        "torch_simplejpeg",
+        antialias=False,
+        remark="INTER_LINEAR",
+    ),
+    Contestant("webdataset", "WebDataset, Pillow", "webdataset", "webdataset", remark="tars, PyTorch's workers"),
+    Contestant("dali", "DALI, CPU", "dali", "dali", remark="in the consumer's process"),
+    Contestant(
+        "tfdata",
+        "tf.data",
+        "tfdata",
+        "tfdata",
+        antialias=False,
+        options={"antialias": False, "service": False},
+        remark="in the consumer's process",
+    ),
+    Contestant(
+        "tfdata_antialias",
+        "tf.data, antialiased",
+        "tfdata",
+        "tfdata",
+        options={"antialias": True, "service": False},
+        remark="in the consumer's process, `antialias=True`",
+    ),
+    Contestant(
+        "tfdata_service",
+        "tf.data service",
+        "tfdata",
+        "tfdata",
+        antialias=False,
+        options={"antialias": False, "service": True},
+        remark="dispatcher, worker and consumer processes, no compression",
+    ),
+    Contestant("spdl", "SPDL", "spdl", "spdl", remark="threads in the consumer's process, FFmpeg's filters"),
+    Contestant("ray", "Ray Data, Pillow", "ray", "ray", remark="files read as bytes, `map_batches`"),
+    Contestant("ffcv", "FFCV", "ffcv", "ffcv", remark="reads its own file of photos encoded anew (quality 90)"),
+)
+BY_NAME = {contestant.name: contestant for contestant in CONTESTANTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be done. photos: data set. kind: what drivers do. rounds_share: of the rounds that are asked for."""
+
+    name: str
+    title: str
+    photos: str
+    kind: str
+    rounds_share: float
+
+
+WORKS = (
+    Work("train", "Training: random-resized-crop 224 and flip, photos of about 500x375", "small", "train", 1.0),
+    Work("large", "Training: random-resized-crop 224 and flip, photos of 1600x1200", "large", "train", 0.5),
+    Work("eval", "Evaluation: resize to 256, centre crop 224, photos of about 500x375", "small", "eval", 0.5),
+)
