@@ -17,7 +17,8 @@ class Entry:
 
     max_levels: at most. mean_levels: on average over an image that was resized; mean_levels_unscaled: over one that was
     not, where only rounding can differ. decode_levels: on average over an image as it was decoded, where another decoder
-    may round otherwise; 0 where the reference's own library decodes. fingerprint: what it begins with.
+    may round otherwise; 0 where the reference's own library decodes. edge_levels: at most in the outermost rows and
+    columns of an image that was resized. fingerprint: what it begins with.
     """
 
     name: str
@@ -25,19 +26,24 @@ class Entry:
     mean_levels: float
     mean_levels_unscaled: float
     decode_levels: float = 0.0
+    edge_levels: int = 1
     fingerprint: str = "cpu-2;"
 
 
 ENTRIES = (
     Entry("cpu", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01),
     Entry("cpu-libs", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01),
+    # DALI repeats the pixels at an image's edge where Pillow leaves them out: its outermost row and column differ.
+    Entry("dali", 1, mean_levels=0.6, mean_levels_unscaled=0.01, edge_levels=24, fingerprint="dali-1;dali="),
+    # Bounds as wide as two decoders may differ: not yet measured on a GPU.
+    Entry("dali-gpu", 24, 1.5, mean_levels_unscaled=1.0, decode_levels=1.0, edge_levels=40, fingerprint="dali-gpu-1;dali="),
     # The decode half of cvcuda on the CPU: libjpeg-turbo again, to the bit.
     Entry("nvimgcodec", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01, fingerprint="nvimgcodec-1;nvimgcodec="),
 )
 # Engines of the registry that make no pixels, and so keep no contract.
 NO_PIXELS = frozenset({"null"})
 # Engines of the design. Each joins once the registry names it.
-DESIGNED = ("cpu", "dali", "cvcuda")
+DESIGNED = ("cpu", "dali", "dali-gpu", "cvcuda")
 
 
 @functools.cache

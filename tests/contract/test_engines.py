@@ -70,7 +70,8 @@ def reference(spec: PipelineSpec, datas, keys=None):
 
 def assert_near(found, expected, entry: Entry, scaled: bool = True) -> None:
     apart = np.abs(found.astype(np.int64) - expected)
-    assert apart.max() <= entry.max_levels
+    assert apart.max() <= (entry.edge_levels if scaled else entry.max_levels)
+    assert apart[:, 1:-1, 1:-1].max() <= entry.max_levels
     assert apart.mean(axis=(1, 2, 3)).max() <= (entry.mean_levels if scaled else entry.mean_levels_unscaled)
 
 
@@ -254,7 +255,7 @@ def test_jobs_run_side_by_side_without_meeting(engine: Engine) -> None:
 
 def test_fingerprint_is_one_word_and_lasting(engine: Engine, entry: Entry) -> None:
     assert engine.fingerprint == registry.create(entry.name, 1).fingerprint
-    path = "native=1," if entry.name == "cpu" and not engine_entries.no_core() else "cykooz-resizer="
+    path = "native=1," if entry.name in ("cpu", "dali") and not engine_entries.no_core() else "cykooz-resizer="
     assert engine.fingerprint.startswith(entry.fingerprint)
     assert path in engine.fingerprint
     assert not set(engine.fingerprint) & set(" \t\n")
@@ -289,10 +290,12 @@ def test_any_pipeline_is_near_its_rules(engine: Engine, entry: Entry, spec: Pipe
     found, result = run(engine, spec, samples_of(datas), keys)
     assert not result.reasons.any()
     expected = reference(spec, datas, keys)
-    # A level apart before contrast, saturation or hue may be several after, here and there.
+    # A level apart before contrast, saturation or hue may be several after, here and there. Of a small image most is edge.
     apart = np.abs(found.astype(int) - expected)
-    assert apart.mean() <= 1 + entry.mean_levels
-    assert apart.max() <= 24 * entry.max_levels
+    sizes = [op.size if isinstance(op.size, tuple) else (op.size,) for op in spec.ops if isinstance(op, ps.GEOMETRIC)]
+    edges = entry.edge_levels > entry.max_levels and min(min(size) for size in sizes) < 12
+    assert apart.mean() <= (entry.edge_levels if edges else 1 + entry.mean_levels)
+    assert apart.max() <= 24 * (entry.edge_levels if edges else max(entry.max_levels, entry.edge_levels / 4))
 
 
 edits = st.lists(st.tuples(st.integers(0, 600) | st.integers(0, 2**20), st.integers(0, 255)), min_size=1, max_size=5)

@@ -6,6 +6,7 @@ out of the first is given to the second where it lies, without a copy. No number
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 from nvidia.dali.types import DALIDataType, DALIImageType, DALIInterpType
 
+from headrace.core.errors import GpuMemoryFull
 from headrace.core.pipeline_spec import Output
 from headrace.worker.engines.output import tables
 from headrace.worker.engines.pixels import Pixels
@@ -26,6 +28,8 @@ Images: TypeAlias = TensorListCPU | TensorListGPU
 Feed: TypeAlias = Images | Sequence[NDArray[Any]] | NDArray[Any]
 # A pipeline is made for so many rows at first: substitutes come one by one, whole batches soon after.
 LEAST_ROOM = 8
+# How DALI says that there is no memory, on the CPU and on a GPU.
+_NO_MEMORY = ("bad_alloc", "out of memory", "memory allocation", "memoryallocation", "cannot allocate")
 
 
 class StageFailed(Exception):
@@ -46,22 +50,28 @@ class Stage:
         self._pipeline: Pipeline | None = None
 
     def run(self, count: int, inputs: Mapping[str, Feed]) -> Images:
-        """Run a batch of `count` rows, at least 1, to its end. Raises StageFailed."""
-        if self._pipeline is None or count > self._room:
-            self._room = max(self._room, 1 << (count - 1).bit_length())
-            self._pipeline = self._build()
+        """Run a batch of `count` rows, at least 1, to its end. Raises StageFailed, GpuMemoryFull, MemoryError."""
         try:
+            if self._pipeline is None or count > self._room:
+                self._room = max(self._room, 1 << (count - 1).bit_length())
+                self._pipeline = self._build()
             for name, feed in inputs.items():
                 self._pipeline.feed_input(name, feed)
             (out,) = self._pipeline.run()
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             self._pipeline = None  # DALI: no longer valid
-            raise StageFailed(str(error)) from error
+            raise self._failure(error) from error
         return out
 
     def close(self) -> None:
         """Free its memory and threads; idempotent."""
         self._pipeline = None
+
+    def _failure(self, error: RuntimeError | MemoryError) -> Exception:
+        said = str(error)
+        if not isinstance(error, MemoryError) and not any(words in said.lower() for words in _NO_MEMORY):
+            return StageFailed(said)
+        return MemoryError(said) if self._gpu is None else GpuMemoryFull(f"GPU {self._gpu} has no memory for a batch: {said}")
 
     def _build(self) -> Pipeline:
         # A queue of one and no pipelining: what was fed is what comes out.
@@ -113,8 +123,8 @@ def decode_graph(gpu: int | None) -> DataNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
-    """What a geometry stage does with its `images`, uint8 HWC.
+class Work:
+    """What a stage does with its `images`, uint8 HWC.
 
     resized: scale to `size`, float32 (height, width). windowed: then cut `window_at` (y, x) and `window_size`. Then mirror by
     `mirror` and `flip`, int32. source: where the images lie; gpu: where the work is done. output: None: uint8 HWC; else in
@@ -127,6 +137,12 @@ class Geometry:
     gpu: int | None = None
     source: str = "cpu"
     output: Output | None = None
+
+    @property
+    def nothing(self) -> bool:
+        """Whether images come out as they went in."""
+        on_gpu = self.gpu is not None and self.source == "cpu"
+        return not (self.resized or self.windowed or self.mirrored or self.output or on_gpu)
 
     def graph(self) -> DataNode:
         """The pipeline's only output."""
@@ -168,10 +184,23 @@ def pairs(numbers: NDArray[np.int64]) -> NDArray[np.float32]:
     return np.ascontiguousarray(numbers, np.float32)
 
 
-def host_images(images: Images) -> list[Pixels]:
+def host_images(images: Images | list[Pixels]) -> list[Pixels]:
     """Each row in host memory: views where they lie there, valid until the stage runs again."""
+    if isinstance(images, list):
+        return images
     there = images if isinstance(images, TensorListCPU) else images.as_cpu()
     return [np.asarray(there.at(row)) for row in range(len(there))]
+
+
+def copy_to_gpu(images: Images | list[Pixels], pointer: int, row_bytes: int, places: Sequence[int]) -> None:
+    """Copy rows that lie on a GPU to their places in a slot there, at `pointer`; returns once they are there."""
+    assert isinstance(images, TensorListGPU)
+    first = places[0]
+    if list(places) == list(range(first, first + len(places))) and images.is_dense_tensor():
+        images.as_tensor().copy_to_external(ctypes.c_void_p(pointer + first * row_bytes))
+        return
+    for row, place in enumerate(places):
+        images.at(row).copy_to_external(ctypes.c_void_p(pointer + place * row_bytes))
 
 
 def _source(name: str) -> DataNode:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from headrace.core.errors import ConfigInvalid, EngineUnsupported
 from headrace.worker.engines.protocol import Engine
 
-NAMES = ("cpu", "cpu-libs", "nvimgcodec", "null")
+NAMES = ("cpu", "cpu-libs", "dali", "dali-gpu", "nvimgcodec", "null")
 
 # The extra that installs what an engine imports; `worker` where none is named.
-EXTRAS = {"nvimgcodec": "gpu"}
+EXTRAS = {"dali": "dali", "dali-gpu": "dali", "nvimgcodec": "gpu"}
 
 
 def create(name: str, threads: int) -> Engine:
@@ -25,6 +25,11 @@ def create(name: str, threads: int) -> Engine:
             from headrace.worker.engines.cpu import CpuEngine
 
             return CpuEngine(threads)
+        if name in ("dali", "dali-gpu"):
+            from headrace.worker.engines.cpu import find_native
+            from headrace.worker.engines.dali import DaliEngine
+
+            return DaliEngine(threads, find_native(), None if name == "dali" else 0)
         if name == "nvimgcodec":
             from headrace.worker.engines.nvimgcodec import NvimgcodecEngine
 
