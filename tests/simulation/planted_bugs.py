@@ -16,6 +16,7 @@ from headrace.core.credit import CreditWindow
 from headrace.core.events import JobState
 from headrace.core.records import LaneRecord, WorkerRecord
 from headrace.core.session_plan import SessionPlan
+from headrace.testing.simulation.scenario import Scenario
 from headrace.worker.producer import Producer
 from headrace.worker.work import SessionWork
 
@@ -24,14 +25,14 @@ from headrace.worker.work import SessionWork
 class Bug:
     """A patch: `make(old)` takes the place of `owner.name`. found_as: the invariants that it may break.
 
-    first: where to begin, for what needs some hundred seeds to happen: tests should not take that long.
+    where: the runs in which it can happen at all, for what would need some hundred seeds otherwise.
     """
 
     owner: Any
     name: str
     make: Callable[[Any], Any]
     found_as: tuple[str, ...]
-    first: int = 5000
+    where: Callable[[Scenario], bool] = lambda _: True
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
@@ -179,6 +180,10 @@ def _dead_count_as_alive(old: Any) -> Any:
     return lambda self, now_us: True
 
 
+def _forgetful(run: Scenario) -> bool:
+    return run.store_forgets
+
+
 LIVENESS = ("all_work_finishes", "every_wait_ends")
 BUGS: dict[str, Bug] = {
     "token not checked": Bug(Arrivals, "_judge", _token_not_checked, ("one_accepted_owner",)),
@@ -192,10 +197,14 @@ BUGS: dict[str, Bug] = {
     "compare-and-set ignored": Bug(MemoryStore, "commit", _compare_and_set_ignored, ()),
     "lanes never move": Bug(tick, "_move", _lanes_never_move, LIVENESS),
     "producer not woken for leases": Bug(Producer, "leases_changed", _wish_forgotten, LIVENESS),
-    "lost sessions are not healed": Bug(session_state, "_heal", _session_not_healed, LIVENESS),
-    "adopts whatever is said": Bug(session_state, "_adopt", _adopted_unseen, (), first=5050),
+    "lost sessions are not healed": Bug(session_state, "_heal", _session_not_healed, LIVENESS, _forgetful),
+    "adopts whatever is said": Bug(session_state, "_adopt", _adopted_unseen, (), _forgetful),
     "commit not guarded when an attempt begins": Bug(
-        ledger, "relied_on", _commit_not_guarded, ("begins_after_the_commit",), first=7000
+        ledger,
+        "relied_on",
+        _commit_not_guarded,
+        ("begins_after_the_commit",),
+        where=lambda run: run.restless and run.store_s > 0 and not all(job.explicit for job in run.jobs),
     ),
     "worker keeps leases that it lost": Bug(SessionWork, "set_leases", _leases_kept, ("no_lease_outlives_its_end",)),
     "rank handed on within an attempt": Bug(

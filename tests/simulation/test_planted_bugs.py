@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import count, islice
+
 import pytest
 from click.testing import CliRunner
 
 from headrace.testing.simulation.__main__ import main
 from headrace.testing.simulation.run import run
+from headrace.testing.simulation.scenario import scenario
 from tests.simulation.planted_bugs import BUGS
 
 FIRST = 5000
-MOST_SEEDS = 150
+# What is found in one run of a hundred stays undiscovered by so many once in 20 changes of the simulation; most take ten.
+MOST_SEEDS = 300
 
 
 @pytest.mark.timeout(600)
@@ -19,9 +23,12 @@ def test_found(name: str) -> None:
     """And not by some accident of the simulation: the same seeds pass without the bug."""
     bug = BUGS[name]
     with bug.planted():
-        result = next((result for seed in range(bug.first, bug.first + MOST_SEEDS) if (result := run(seed)).invariant), None)
-    assert result is not None, f"{MOST_SEEDS} seeds did not find it"
-    print(f"planted bug {name!r}: found by seed {result.seed - bug.first + 1} as {result.text[:200]}")
+        seeds = islice((seed for seed in count(FIRST) if bug.where(scenario(seed))), MOST_SEEDS)
+        played = ((number, run(seed)) for number, seed in enumerate(seeds, 1))
+        found = next(((number, result) for number, result in played if result.invariant), None)
+    assert found is not None, f"{MOST_SEEDS} seeds did not find it"
+    number, result = found
+    print(f"planted bug {name!r}: found by seed {number} as {result.text[:200]}")
     assert not bug.found_as or result.invariant in bug.found_as
     assert not run(result.seed).invariant
 

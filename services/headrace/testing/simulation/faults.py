@@ -45,7 +45,7 @@ class Faults:
             self._kinds.append((self._store_clock_set, 3))
         # Each run has its own mix, so that some runs are nothing but one kind of trouble.
         self._kinds = [(kind, weight) for kind, weight in self._kinds if self._rng.random() < 0.7] or self._kinds
-        if self._rng.random() < 0.15:  # a launcher that starts its job over and over
+        if world.scenario.restless:
             self._kinds.append((self._job_started_anew, 60))
 
     async def run(self) -> None:

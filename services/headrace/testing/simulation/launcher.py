@@ -33,9 +33,14 @@ class Attempt:
         self.state = state
         self.done = 0
         self.failed = asyncio.Event()
-        self.overtaken = False
+        self.ends_at: int | None = None  # overtaken: its ranks stop after so many steps
         self._arrived: dict[int, int] = {}
         self._gates: dict[int, asyncio.Event] = {}
+
+    @property
+    def overtaken(self) -> bool:
+        """The next one was started beside it."""
+        return self.ends_at is not None
 
     async def meet(self, step: int) -> None:
         """Wait until all ranks are at a step, as an all-reduce does."""
@@ -91,7 +96,8 @@ class Launcher:
                 self.finished = True
                 self.world.trace.note("job_done", job=self.job.spec.name, attempts=len(self.attempts))
                 return
-            await asyncio.sleep(self._rng.uniform(0.0, 1.0))
+            # The ranks of one that is overtaken say goodbye while those of the next join.
+            await asyncio.sleep(self._rng.uniform(0.0, 0.2 if attempt.overtaken else 1.0))
             self._end(attempt)
 
     def overtake(self) -> bool:
@@ -99,9 +105,10 @@ class Launcher:
         attempt = self.attempts[-1] if self.attempts else None
         if self.finished or not self.job.numbered or attempt is None or attempt.failed.is_set():
             return False
-        if not any(life.handed for life, _ in self.ranks if life.number == attempt.number):
+        handed = max((life.handed for life, _ in self.ranks if life.number == attempt.number), default=0)
+        if not handed:
             return False
-        attempt.overtaken = True
+        attempt.ends_at = handed + self._rng.choice((1, 1, 1, 2, 4))
         attempt.failed.set()
         return True
 
@@ -186,7 +193,8 @@ class Launcher:
                 await attempt.meet(life.handed)
             if life.handed % job.commit_every == 0 or life.handed == len(life.steps):
                 self._commit(attempt, formed, life, rank)
-            if attempt.overtaken and self._rng.random() < 0.3:  # SIGTERM: a last checkpoint, while the next attempt begins
+            # SIGTERM: a last checkpoint of all its ranks, while the next attempt begins.
+            if attempt.ends_at is not None and life.handed >= attempt.ends_at:
                 self._commit(attempt, formed, life, rank)
                 await rank.leave()
                 return False

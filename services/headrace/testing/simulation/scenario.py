@@ -49,7 +49,7 @@ class Scenario:
     """One run.
 
     every_s: between heartbeats, and between ticks. faults_s: from the begin on. store_clock_jumps: it is set in between.
-    store_s: mean of what a request waits for at the store.
+    store_s: mean of what a request waits for at the store. restless: somebody starts the jobs over and over.
     """
 
     seed: int
@@ -65,9 +65,10 @@ class Scenario:
     store_forgets: bool
     store_clock_jumps: bool
     store_s: float
+    restless: bool
 
 
-def _job(rng: random.Random, number: int, faults_s: float) -> JobScenario:
+def _job(rng: random.Random, number: int, faults_s: float, restless: bool) -> JobScenario:
     batch_size = rng.choice((2, 2, 3, 4))
     tail: Tail = rng.choice(("drop", "drop", "pad"))
     batches = rng.choice((rng.randint(4, 10), rng.randint(8, 30), rng.randint(20, 48)))
@@ -94,7 +95,7 @@ def _job(rng: random.Random, number: int, faults_s: float) -> JobScenario:
     explicit = rng.random() < 0.4
     return JobScenario(
         spec, Facts(f"hash{number}", samples), epochs, tuple(worlds), step_s, explicit or rng.random() < 0.7, explicit,
-        rng.random() < 0.3, rng.choice((1, 2, 5, 10)),
+        restless or rng.random() < 0.3, rng.choice((1, 2, 5, 10)),
     )  # fmt: skip
 
 
@@ -103,7 +104,8 @@ def scenario(seed: int) -> Scenario:
     rng = random.Random(f"scenario {seed}")  # noqa: S311 - a seed decides all of it
     workers = rng.choice((1, 2, 2, 3, 3, 4))
     faults_s = rng.choice((4.0, 8.0, 12.0))
-    jobs = tuple(_job(rng, number, faults_s) for number in range(rng.choice((1, 1, 1, 2))))
+    restless = rng.random() < 0.15
+    jobs = tuple(_job(rng, number, faults_s, restless) for number in range(rng.choice((1, 1, 1, 2))))
     forgets = rng.random() < 0.5
     return Scenario(
         seed=seed,
@@ -119,6 +121,7 @@ def scenario(seed: int) -> Scenario:
         store_forgets=forgets,
         store_clock_jumps=not forgets and rng.random() < 0.5,
         store_s=rng.choice((0.0, 0.0, 0.1, 0.4)),
+        restless=restless,
     )
 
 

@@ -134,6 +134,7 @@ class Rank:
         self._woken = asyncio.Event()
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
+        self._report_now = asyncio.Event()
         self._reporting: asyncio.Task[None] | None = None
         self.on_recorded: Callable[[int], None] = lambda _: None
         self.on_table: Callable[[pb.WatchSessionResponse], None] = lambda _: None
@@ -227,7 +228,9 @@ class Rank:
         """headrace-control."""
         link: Any = self.link
         while not link._stop.is_set():
-            await asyncio.sleep(REPORT_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_INTERVAL_S):
+                    await self._report_now.wait()
             if link._ended is not None or link._stop.is_set():
                 continue
             try:
@@ -305,6 +308,7 @@ class Rank:
         assert self.stream is not None
         self.stream._expire()
         link._stop.set()
+        self._report_now.set()
         if self._reporting is not None:
             await asyncio.wait([self._reporting], timeout=CALL_DEADLINE_S + 1)  # as close() joins the thread
         if link._ended is None:
