@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import StaleToken
+from headrace.core.fleet import Fleet, speeds
 from headrace.core.job import Endpoint
-from headrace.core.lease import Fleet, beat, deal, quotas, speeds
+from headrace.core.lease import beat, deal, quotas
 from headrace.core.records import WorkerRecord
 
 weights = st.dictionaries(st.sampled_from("abcdefghij"), st.floats(0.01, 1e5), min_size=1)

@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
-from headrace.coordinator.job_tables import last_used_us
+from headrace.coordinator.holdings import Holdings, Leases
+from headrace.coordinator.job_tables import keep_us, last_used_us
+from headrace.coordinator.lane_tables import LaneTables, seen_by_watchers
 from headrace.coordinator.ledger import Fleet, Ledger
 from headrace.coordinator.recent import Recent, members_of
 from headrace.coordinator.scaling import Scaling
+from headrace.coordinator.shared import Shared
 from headrace.core.errors import HeadraceError, StoreUnavailable
 from headrace.core.events import JobState, Tick
-from headrace.core.job import LaneTable
 from headrace.core.records import WorkerRecord
 from headrace.core.tick import active
 from headrace.telemetry.tasks import end
+from headrace.wire.gen import coordinator_service_pb2 as pb
 
 log = structlog.get_logger()
 
@@ -68,7 +71,9 @@ class Board:
         self._wake = asyncio.Event()
         self._woken: dict[str, None] = {}  # in the order in which they were woken
         self._changed: dict[str, asyncio.Event] = {}
-        self._passing = asyncio.Lock()
+        self._shared: Shared[str | None, None] = Shared(self._pass, asyncio.Lock())
+        self._holdings = Holdings()
+        self._tables = LaneTables()
         self._passes = 0
         self._failing_since_us: int | None = None
         self.store_error = ""  # what the last pass failed with
@@ -110,14 +115,14 @@ class Board:
         """Workers whose heartbeats were in time at the last pass."""
         return [worker for worker in self.workers() if worker.alive(self._seen_us)]
 
-    def lane_table(self, job: JobState) -> LaneTable:
-        """A job's lane table; its version is the store's time, so that it grows whatever replica one asks."""
-        assert job.session is not None
-        lanes = [job.lanes.get(number) for number in range(job.session.lanes)]
-        owners = tuple(lane.owner if lane and lane.owner in job.workers else "" for lane in lanes)
-        endpoints = {owner: job.workers[owner].endpoint for owner in set(owners) if owner}
-        tokens = tuple(lane.token if lane else 0 for lane in lanes)
-        return LaneTable(self.now_us(), job.session.window, owners, tokens, endpoints, job.session.stop)
+    def lane_table(self, job: JobState) -> pb.WatchSessionResponse:
+        """A job's lane table, the same message for all its watchers: not to be written to."""
+        return self._tables.of(job, self.now_us())
+
+    def held_by(self, worker: str, incarnation: str) -> list[tuple[JobState, Leases]]:
+        """What a worker holds of formed sessions: (job, its lanes and their tokens)."""
+        held = [(self._jobs[name], leases) for name, leases in self._holdings.of(worker, incarnation)]
+        return [(job, leases) for job, leases in held if job.job and job.session and job.session.formed]
 
     def next_change(self, name: str) -> asyncio.Event:
         """Is set by the next pass that changes what watchers of a job are told. Ask for it before looking at the job."""
@@ -131,23 +136,31 @@ class Board:
         self._wake.set()
 
     async def refresh(self, job: str | None = None) -> None:
-        """Make a pass now: over one job, or over all. Raises StoreUnavailable."""
-        async with self._passing:
-            self._fleet = await self._ledger.fleet()
-            self._look(self._fleet.now_us)
-            if not self._blind:  # silence says nothing then, neither to the rules nor to readers
-                self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
-            names = sorted(self._due()) if job is None else [job]
-            gate = asyncio.Semaphore(_JOBS_AT_ONCE)
-            results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
-            _tell_failures(dict(zip(names, results, strict=True)))
-            if not self._blind or not self._seen_us:
-                self._seen_us = self._fleet.now_us
-            if job is None:
-                self._end_pass()
-                if self._passes % _FORGET_PASSES == 0 and not self._blind:
-                    await self._forget()
-            self._looked_us = self.now_us()
+        """Make a pass now: over one job, or over all. Raises StoreUnavailable.
+
+        Who asks while one is asked for that has not begun shares it: a thousand workers that come back at once, each of
+        whom wants a look at the whole fleet, would otherwise wait for a thousand of them.
+        """
+        await self._shared.run(job)
+
+    async def _pass(self, job: str | None) -> None:
+        begun_s = time.perf_counter()
+        self._fleet = await self._ledger.fleet()
+        self._look(self._fleet.now_us)
+        if not self._blind:  # silence says nothing then, neither to the rules nor to readers
+            self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
+        names = sorted(self._due()) if job is None else [job]
+        gate = asyncio.Semaphore(_JOBS_AT_ONCE)
+        results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
+        _tell_failures(dict(zip(names, results, strict=True)))
+        if not self._blind or not self._seen_us:
+            self._seen_us = self._fleet.now_us
+        if job is None:
+            self._end_pass()
+            if self._passes % _FORGET_PASSES == 0 and not self._blind:
+                await self._forget()
+        self._looked_us = self.now_us()
+        self._ledger.pass_took(time.perf_counter() - begun_s)
 
     def _look(self, now_us: int) -> None:
         """After a time without looking (the store or we were away, or its clock was put forth) a worker's silence says nothing.
@@ -164,15 +177,15 @@ class Board:
 
     async def _forget(self) -> None:
         await self._ledger.forget_workers(self._fleet, _FORGET_WORKERS_US)
-        before_us = self._fleet.now_us - self._keep_us
-        found = [
-            name for name in sorted(self._fleet.jobs) if name not in self._jobs or last_used_us(self._jobs[name]) < before_us
-        ]
+        found = [name for name in sorted(self._fleet.jobs) if name not in self._jobs or self._is_old(self._jobs[name])]
         now_us = self._clock_us()
         self._old_since_us = {name: self._old_since_us.get(name, now_us) for name in found}
         old = [name for name, since_us in self._old_since_us.items() if now_us - since_us >= _FORGET_AFTER_US]
         results = await asyncio.gather(*(self._ledger.forget_job(name, self._keep_us) for name in old), return_exceptions=True)
         _tell_failures(dict(zip(old, results, strict=True)))
+
+    def _is_old(self, job: JobState) -> bool:
+        return last_used_us(job) + keep_us(job, self._keep_us) < self._fleet.now_us
 
     async def run(self) -> None:
         """Make passes for ever; a store that is away is waited for, and told once."""
@@ -243,8 +256,9 @@ class Board:
             self._drop(name)
         else:
             self._jobs[name] = state
+            self._holdings.note(name, state.lanes)
         # At once: were anything between to fail, the next pass would see no difference any more.
-        if before is None or _seen_by_watchers(before) != _seen_by_watchers(state):
+        if before is None or seen_by_watchers(before) != seen_by_watchers(state):
             self._changed.pop(name, asyncio.Event()).set()
         for rank, record in members_of(state).items():
             self.recent.note(name, rank, record)
@@ -273,6 +287,8 @@ class Board:
 
     def _drop(self, name: str) -> None:
         self._jobs.pop(name, None)
+        self._tables.drop(name)
+        self._holdings.drop(name)
         self._changed.pop(name, asyncio.Event()).set()
         self.bad_reasons.pop(name, None)
         self._bad_unread.discard(name)
@@ -297,10 +313,3 @@ def _tell_failures(results: Mapping[str, object]) -> None:
             log.warning("tick_failed", job=job, error=str(result))
         elif isinstance(result, BaseException):
             log.error("tick_failed", job=job, exc_info=result)
-
-
-def _seen_by_watchers(job: JobState) -> object:
-    """What a watcher must be told of when it changes. Endpoints only change with a worker's incarnation, and so with lanes."""
-    ranks = {rank: (record.attempt, record.nonce) for rank, record in job.ranks.items()}
-    named = frozenset(lane.owner for lane in job.lanes.values() if lane.owner in job.workers)
-    return job.session, job.lanes, ranks, named

@@ -117,7 +117,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
             )
         tokens = self._access.job_tokens(context, asked.name)
         spec = _filled_in(asked, await self._manifests.get(asked.dataset))
-        outcome = await self._ledger.update(spec.name, Open(spec, request.world, tokens))
+        outcome = await self._ledger.update(spec.name, Open(spec, request.world, tokens, request.keep_s))
         assert outcome.state.job is not None
         recorded = outcome.state.job.spec
         return pb.OpenJobResponse(job=convert.job_to_proto(recorded), plan_hash=recorded.plan_hash)
@@ -146,9 +146,11 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
                 quiet_s = _LOST_S
             else:
                 _check_watcher(state, event)
-                message = convert.lane_table_to_proto(self._board.lane_table(state))
-                if sent is not None:
-                    message.window = max(message.window, sent.window)
+                message = self._board.lane_table(state)
+                if sent is not None and message.window < sent.window:
+                    smaller, message = message, pb.WatchSessionResponse()
+                    message.CopyFrom(smaller)
+                    message.window = sent.window
                 if sent is None or not _same_table(sent, message):
                     sent = message
                     yield message
@@ -191,8 +193,8 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     async def _adopt(self, job: str, event: Adopt) -> None:
         state = self._board.job(job)
         if state is not None and state.session is not None and state.session.attempt >= event.attempt:
-            known = {number: lane.token for number, lane in state.lanes.items()}
-            if state.session.formed and all(token <= known.get(number, 0) for number, token in event.tokens):
+            lanes = state.lanes  # thousands, of which a worker holds some: not gone through with every heartbeat
+            if state.session.formed and all(token <= (lanes[n].token if n in lanes else 0) for n, token in event.tokens):
                 return
             if state.session.attempt > event.attempt:
                 event = replace(event, known=None)
@@ -200,21 +202,15 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         await self._board.refresh(job)
 
     def _leases(self, record: WorkerRecord) -> list[pb.SessionLeases]:
-        worker, incarnation = record.endpoint.worker, record.endpoint.incarnation
         answer = []
-        for state in self._board.jobs():
-            if state.job is None or state.session is None or not state.session.formed:
-                continue
-            mine = [
-                (n, lane.token) for n, lane in state.lanes.items() if (lane.owner, lane.incarnation) == (worker, incarnation)
-            ]
-            if mine:
-                mine.sort()
-                session = _session_message(state.job, state.session)
-                leases = pb.SessionLeases(job=state.name, attempt=state.session.attempt, session=session)
-                leases.lanes.extend(number for number, _ in mine)
-                leases.tokens.extend(token for _, token in mine)
-                answer.append(leases)
+        for state, mine in self._board.held_by(record.endpoint.worker, record.endpoint.incarnation):
+            assert state.job is not None
+            assert state.session is not None
+            session = _session_message(state.job, state.session)
+            leases = pb.SessionLeases(job=state.name, attempt=state.session.attempt, session=session)
+            leases.lanes.extend(number for number, _ in mine)
+            leases.tokens.extend(token for _, token in mine)
+            answer.append(leases)
         return answer
 
     # --- errors -------------------------------------------------------------------------------------------------------
@@ -241,7 +237,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         await status.abort(context, HeadraceError("the coordinator failed on this call; its log has the trace"))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _session_message(job: JobRecord, session: SessionRecord) -> pb.Session:
     """Every heartbeat carries all sessions, and they hardly ever change. Not to be written to."""
     return convert.session_to_proto(session.session(job))
@@ -283,5 +279,7 @@ def _standing(record: WorkerRecord) -> object:
 
 
 def _same_table(one: pb.WatchSessionResponse, other: pb.WatchSessionResponse) -> bool:
+    if one is other:
+        return True
     first, second = ((table.window, table.owners, table.tokens, table.endpoints, table.stop_why) for table in (one, other))
     return first == second

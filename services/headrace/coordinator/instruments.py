@@ -214,5 +214,7 @@ def lanes_unowned(job: JobState, now_us: int) -> int:
     """Lanes that no live worker holds."""
     if job.session is None:
         return 0
-    live = {worker.endpoint.incarnation for worker in job.workers.values() if worker.alive(now_us)}
-    return job.session.lanes - sum(1 for lane in job.lanes.values() if lane.incarnation in live)
+    owners = ((lane, job.workers.get(lane.owner)) for lane in job.lanes.values())
+    return job.session.lanes - sum(
+        1 for lane, worker in owners if worker and worker.endpoint.incarnation == lane.incarnation and worker.alive(now_us)
+    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from headrace.coordinator.store import Key, Loaded, Table
+from headrace.coordinator.store import Key, Loaded, Stored, Table
 from headrace.core import limits, records
 from headrace.core.events import Event, JobState, Join
 from headrace.core.join import slowest
 from headrace.core.record_check import reads
-from headrace.core.records import WorkerRecord
+from headrace.core.records import LaneRecord, WorkerRecord
 
 
 def job_table(job: str, kind: str) -> Table:
@@ -21,6 +21,12 @@ def job_table(job: str, kind: str) -> Table:
 def last_used_us(state: JobState) -> int:
     """When a job was opened or a rank of it was last heard of; 0 where nothing is recorded."""
     return max([state.job.opened_us if state.job else 0, *(record.alive_until_us for record in state.ranks.values())])
+
+
+def keep_us(state: JobState, most_us: int) -> int:
+    """How long after that it is remembered; most_us: any job."""
+    own_us = state.job.keep_s * 1_000_000 if state.job else 0
+    return min(own_us, most_us) if own_us else most_us
 
 
 def tables_of(job: str, needs: frozenset[str], rank: int | None) -> dict[Table, Sequence[str] | None]:
@@ -44,19 +50,25 @@ def relied_on(old: JobState, new: JobState, event: Event) -> Iterable[int]:
     return new.ranks if new.session.formed and not (old.session and old.session.formed) else ()
 
 
-def decode(job: str, loaded: Loaded, workers: Mapping[str, WorkerRecord]) -> JobState:
-    """A job's state of what was loaded."""
+def decode(
+    job: str, loaded: Loaded, workers: Mapping[str, WorkerRecord], lanes: Mapping[int, LaneRecord] | None = None
+) -> JobState:
+    """A job's state of what was loaded. lanes: those of its table, where they were read before."""
     main = loaded.tables[job_table(job, "main")]
-    lanes = loaded.tables.get(job_table(job, "lanes"), {})
     ranks = loaded.tables.get(job_table(job, "ranks"), {})
     return JobState(
         name=job,
         job=records.job_from_bytes(main["job"].data) if "job" in main else None,
         session=records.session_from_bytes(main["session"].data) if "session" in main else None,
-        lanes={number(field, limits.LANES): records.lane_from_bytes(record.data) for field, record in lanes.items()},
+        lanes=decode_lanes(loaded.tables.get(job_table(job, "lanes"), {})) if lanes is None else lanes,
         ranks={number(field, limits.WORLD): records.rank_from_bytes(record.data) for field, record in ranks.items()},
         workers=workers,
     )
+
+
+def decode_lanes(table: Mapping[str, Stored]) -> dict[int, LaneRecord]:
+    """Lanes by number."""
+    return {number(field, limits.LANES): records.lane_from_bytes(record.data) for field, record in table.items()}
 
 
 @lru_cache(maxsize=16384)

@@ -17,8 +17,18 @@ from typing import TypeVar
 import structlog
 
 from headrace.coordinator.instruments import Instruments
-from headrace.coordinator.job_tables import decode, differences, job_table, last_used_us, relied_on, stamp_of, tables_of
+from headrace.coordinator.job_tables import (
+    decode,
+    decode_lanes,
+    differences,
+    job_table,
+    last_used_us,
+    relied_on,
+    stamp_of,
+    tables_of,
+)
 from headrace.coordinator.quarantine import Quarantine
+from headrace.coordinator.shared import Shared
 from headrace.coordinator.store import Key, Loaded, Store, Stored, Table
 from headrace.core import records
 from headrace.core.errors import HeadraceError, RecordInvalid, StoreConflict, StoreUnavailable
@@ -35,9 +45,10 @@ from headrace.core.events import (
     Rules,
     Tick,
 )
+from headrace.core.fleet import Roster
 from headrace.core.job import NAME_PATTERN
 from headrace.core.lease import beat
-from headrace.core.records import WorkerRecord, not_from_the_future
+from headrace.core.records import LaneRecord, WorkerRecord, not_from_the_future
 from headrace.core.session_state import NEEDS, apply
 from headrace.wire.slot_format import job_slot_bytes
 
@@ -89,13 +100,16 @@ class Ledger:
         self.rules = rules
         self.quarantine = Quarantine(store, self._timed)
         self.events = instruments.events
+        self.pass_took = instruments.pass_took
         self._instruments = instruments
         self._indexed: set[str] = set()
         self._last_reports: dict[tuple[str, int], Loaded] = {}
         self._last_beats: dict[str, Stored] = {}
+        self._lanes: dict[str, tuple[Mapping[str, Stored], Mapping[int, LaneRecord]]] = {}
         self._unreadable: dict[str, int] = {}
         self._clock_us = clock_us
         self._clock_offset_us = 0
+        self._fleets: Shared[None, Fleet] = Shared(lambda _: self._load_fleet(), asyncio.Lock())
         self.on_change: Callable[[str], None] = lambda _: None
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -115,7 +129,7 @@ class Ledger:
         pause_s = _FIRST_PAUSE_S
         for _ in range(_ATTEMPTS):
             loaded = await self._load(tables_of(job, needs, rank))
-            state = decode(job, loaded, workers or {})
+            state = decode(job, loaded, workers or {}, self._lanes_of(job, loaded))
             if isinstance(event, Join | Tick) and state.job is not None:
                 event = replace(event, slot_bytes=job_slot_bytes(state.job.spec))
             new, effects = apply(state, event, loaded.now_us, self.rules)
@@ -130,6 +144,19 @@ class Ledger:
             await asyncio.sleep(pause_s * random.random())  # noqa: S311 - spreads retries
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise StoreConflict(f"others kept writing job {job} first, {_ATTEMPTS} times in a row; repeat the call", job=job)
+
+    def _lanes_of(self, job: str, loaded: Loaded) -> Mapping[int, LaneRecord] | None:
+        """A tick looks at thousands of lanes each second, which hardly ever change: the store then gives the same table."""
+        table = loaded.tables.get(job_table(job, "lanes"))
+        if table is None:
+            return None
+        known, lanes = self._lanes.get(job, (None, None))
+        if known is not table or lanes is None:
+            if len(self._lanes) >= _MAX_REMEMBERED:
+                self._lanes.clear()
+            lanes = decode_lanes(table)
+            self._lanes[job] = table, lanes
+        return lanes
 
     async def _short_way(self, job: str, event: Progress) -> Outcome | None:
         """Write a report on top of the last one; None where that cannot be done, for whatever reason."""
@@ -219,6 +246,7 @@ class Ledger:
         guarded = {key: stamp_of(loaded, key) for key in (*named, *keys) if key.table.kind != "bad"}
         if not await self._timed(self.store.commit(guarded, dict.fromkeys(keys), job)):
             return False
+        self._lanes.pop(job, None)
         # Should somebody open it again right now, it is named anew by the next call for it.
         await self._timed(self.store.commit({}, {Key(JOBS, job): None}))
         log.info("job_forgotten", job=job)
@@ -227,7 +255,13 @@ class Ledger:
     # --- fleet --------------------------------------------------------------------------------------------------------
 
     async def fleet(self) -> Fleet:
-        """All workers and the names of all jobs. What the index lost is put back by the next call for the job."""
+        """All workers and the names of all jobs. What the index lost is put back by the next call for the job.
+
+        Those who ask at once share one answer: a thousand ranks that join would each read ten thousand workers.
+        """
+        return await self._fleets.run(None)
+
+    async def _load_fleet(self) -> Fleet:
         loaded = await self._load({WORKERS: None, JOBS: None})
         workers = dict[str, WorkerRecord]()
         for name, record in loaded.tables[WORKERS].items():
@@ -238,7 +272,7 @@ class Ledger:
                     await self._timed(self.store.commit({key: record.stamp}, {key: records.encode(workers[name])}))
         jobs = frozenset(name for name in loaded.tables[JOBS] if NAME_PATTERN.fullmatch(name))
         self._indexed &= jobs
-        return Fleet(loaded.now_us, workers, jobs)
+        return Fleet(loaded.now_us, Roster(workers), jobs)
 
     def _worker(self, name: str, record: Stored | None) -> WorkerRecord | None:
         """A worker's record; None, told once, where another version wrote what this one cannot read."""

@@ -32,6 +32,7 @@ _Result = TypeVar("_Result")
 # Lua's unpack and Redis' own limits make a script call with more arguments fail.
 _MAX_ITEMS = 1000
 _MOST_HINT_BYTES = 200
+_STAMP_DIGITS = 40
 _DIGITS = re.compile(rb"[0-9]{1,40}")
 # Each has a connection of its own, which stays open. A call takes a millisecond, so that a thousand ranks that report at once
 # wait for some milliseconds; without a bound the pool's own would refuse the hundred-and-first of them.
@@ -55,6 +56,7 @@ class RedisStore:
         self._commit = client.register_script(_script("commit"))
         self._add_once = client.register_script(_script("add_once"))
         self._cache: dict[Table, tuple[int, dict[str, Stored]]] = {}
+        self._raw: dict[Table, dict[bytes, tuple[bytes, str, Stored]]] = {}
 
     async def load(self, wanted: Mapping[Table, Sequence[str] | None]) -> Loaded:
         """See Store."""
@@ -73,11 +75,21 @@ class RedisStore:
             elif values is None:
                 tables[table] = cached[table][1]
             else:
-                pairs = zip(values[::2], values[1::2], strict=True)
-                records = {field.decode(errors="replace"): _stored(value) for field, value in pairs if field != b"#"}
-                self._cache[table] = (_stamp(stamp), records)
-                tables[table] = records
+                self._cache[table] = _stamp(stamp), self._read(table, values)
+                tables[table] = self._cache[table][1]
         return Loaded(int(now), tables, stamps)
+
+    def _read(self, table: Table, values: Sequence[bytes]) -> dict[str, Stored]:
+        """A whole table. Of ten thousand records a second or two change some: those that did not are not read again."""
+        known, raw = self._raw.get(table, {}), dict[bytes, tuple[bytes, str, Stored]]()
+        for field, value in zip(values[::2], values[1::2], strict=True):
+            if field != b"#":
+                found = known.get(field)
+                if found is None or found[0] != value:
+                    found = value, field.decode(errors="replace"), _stored(value)
+                raw[field] = found
+        self._raw[table] = raw
+        return {name: record for _, name, record in raw.values()}
 
     async def commit(self, expected: Mapping[Key, int], writes: Mapping[Key, bytes | None], hint: str = "") -> int:
         """See Store."""
@@ -115,6 +127,7 @@ class RedisStore:
     def forget(self, group: str) -> None:
         """See Store."""
         self._cache = {table: cached for table, cached in self._cache.items() if table.group != group}
+        self._raw = {table: raw for table, raw in self._raw.items() if table.group != group}
 
     async def ping(self) -> None:
         """See Store: writes one small key, since a replica or a full server answers PING and refuses writes."""
@@ -167,6 +180,8 @@ def _stored(value: bytes) -> Stored:
 
 
 def _stamp(text: bytes) -> int:
+    if text.isdigit() and len(text) <= _STAMP_DIGITS:
+        return int(text)
     digits = _DIGITS.match(text)
     return int(digits.group()) if digits else 0
 

@@ -19,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from headrace.core.fleet import can_serve, choose_fingerprint
 from headrace.core.job import JobSpec
-from headrace.core.lease import can_serve, choose_fingerprint
 from headrace.core.records import WorkerRecord
 
 # A little more than the bare need, or every uneven batch would make a rank wait.
@@ -106,18 +106,35 @@ def _workers(need: float, most: int) -> int:
     return most if need >= most else math.ceil(need - 1e-9)
 
 
-def shares(job: JobDemand, workers: Mapping[str, WorkerRecord], now_us: int) -> dict[Class, float]:
-    """Which classes feed a job, each with its part of the whole: one class, but for jobs that any engine may serve."""
+_Kinds = Mapping[tuple[Class, tuple[str, ...]], tuple[WorkerRecord, float]]
+
+
+def _kinds(workers: Mapping[str, WorkerRecord], now_us: int) -> _Kinds:
+    """Workers that serve the same jobs, as one of them and the speed of all: jobs are many, and workers too."""
+    found: dict[tuple[Class, tuple[str, ...]], tuple[WorkerRecord, float]] = {}
+    for worker in workers.values():
+        usable = worker.alive(now_us) and not worker.draining
+        speed = max(worker.samples_per_s, 1e-6) if usable else 0.0
+        key = class_of(worker), worker.ops
+        one, total = found.get(key, (worker, 0.0))
+        found[key] = one, total + speed
+    return found
+
+
+def shares(job: JobDemand, workers: Mapping[str, WorkerRecord], now_us: int, kinds: _Kinds | None = None) -> dict[Class, float]:
+    """Which classes feed a job, each with its part of the whole: one class, but for jobs that any engine may serve.
+
+    kinds: the workers by kind, where they are known already.
+    """
     spec = job.spec
     if not spec.fingerprint:  # the one that it will be bound to
         spec = spec.with_fingerprint(choose_fingerprint(spec, workers, now_us))
         if not spec.fingerprint:
             return {}
     speed: dict[Class, float] = defaultdict(float)
-    for worker in workers.values():
-        if can_serve(worker, spec):
-            usable = worker.alive(now_us) and not worker.draining
-            speed[class_of(worker)] += max(worker.samples_per_s, 1e-6) if usable else 0.0
+    for (name, _), (one, part) in (_kinds(workers, now_us) if kinds is None else kinds).items():
+        if can_serve(one, spec):
+            speed[name] += part
     total = sum(speed.values())
     return {name: part / total if total else 1 / len(speed) for name, part in sorted(speed.items()) if part or not total}
 
@@ -131,9 +148,10 @@ def scale(
         if worker.alive(now_us) and not worker.draining:
             live[class_of(worker)].append(worker)
     wanted: dict[Class, list[tuple[JobDemand, float, int]]] = defaultdict(list)
+    kinds = _kinds(workers, now_us)
     for job in jobs:
         done = 0.0
-        for name, part in shares(job, workers, now_us).items():
+        for name, part in shares(job, workers, now_us, kinds).items():
             most = round((done + part) * job.lanes) - round(done * job.lanes)  # adds up to the lanes
             done += part
             wanted[name].append((job, part, most))

@@ -145,7 +145,7 @@ class JobSpec:
         return replace(self, fingerprint=fingerprint)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 def _plan_hash(job: JobSpec) -> str:
     """Asked for with every heartbeat and every claim, and always the same."""
     order = [job.manifest_hash, job.samples, job.batch_size, job.seed, asdict(job.shuffle), job.tail]

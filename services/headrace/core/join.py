@@ -15,8 +15,8 @@ from typing import NoReturn
 from headrace.core.epoch_plan import check_plan, lane_count
 from headrace.core.errors import JobUnknown, RankClaimed, SessionSuperseded, StateInvalid, StateMismatch, WorldMismatch
 from headrace.core.events import Effect, JobState, Join, Joined, Note, Refuse, Rules
+from headrace.core.fleet import choose_fingerprint, fleet_for
 from headrace.core.job import StreamState
-from headrace.core.lease import choose_fingerprint, fleet_for
 from headrace.core.records import JobRecord, RankRecord, SessionRecord
 from headrace.core.session_plan import SessionPlan, resume_point
 

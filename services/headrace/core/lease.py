@@ -6,39 +6,29 @@ unless an owner is lost, lags, or the spread is badly out of proportion: every m
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Generic, TypeVar
 
 from headrace.core.errors import StaleToken
-from headrace.core.job import ANY_FINGERPRINT, JobSpec
+from headrace.core.fleet import Fleet
 from headrace.core.records import LaneRecord, WorkerRecord
+
+K = TypeVar("K", float, tuple[bool, float])
 
 # Lanes are dealt anew only if some worker's lanes per speed exceed the best possible by this factor: measured speeds
 # wobble by some 10%, and one lane more or less must not count as a reason.
 REBALANCE_AT = 1.5
+# Who would be that little worse off than the best may be drawn in its place: well below what moves lanes again.
+NEARLY = 1.2
 # A token further ahead of the store's clock than this was never issued by us.
 TOKEN_AHEAD_US = 86_400_000_000
 # A worker that restarts under its id makes one entry; a process that keeps losing that fight is refused.
 _MAX_REPLACED = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """The workers that may serve one job now, and what the assignment needs to know of them.
-
-    weights: speed of each that may take lanes. nodes: worker -> node. silent: workers that may live although nothing was heard
-    of them; they keep what they have. lagging: (worker, lane) pairs that were behind for too long. barred: (worker, group of
-    lanes) pairs whose rank could not use that worker.
-    """
-
-    weights: Mapping[str, float]
-    nodes: Mapping[str, str]
-    silent: frozenset[str] = frozenset()
-    lagging: frozenset[tuple[str, int]] = frozenset()
-    barred: frozenset[tuple[str, int]] = frozenset()
 
 
 def beat(old: WorkerRecord | None, new: WorkerRecord, now_us: int) -> WorkerRecord:
@@ -57,60 +47,16 @@ def beat(old: WorkerRecord | None, new: WorkerRecord, now_us: int) -> WorkerReco
     return replace(new, replaced=(*old.replaced, old.endpoint.incarnation)[-_MAX_REPLACED:])
 
 
-def can_serve(worker: WorkerRecord, job: JobSpec) -> bool:
-    """True if the worker's engine has all operations and the fingerprint that the job asks for (any while it asks for none)."""
-    fits = job.fingerprint in ("", ANY_FINGERPRINT, worker.fingerprint)
-    return fits and set(job.pipeline.op_names) <= set(worker.ops)
+def quotas(lanes: int, weights: Mapping[str, float], job: str = "") -> dict[str, int]:
+    """How many lanes each worker should hold: in proportion to weight, at least one each while there are enough.
 
-
-def speeds(workers: Iterable[WorkerRecord]) -> dict[str, float]:
-    """Speed of each worker: measured samples per second, or by threads at the others' mean speed per thread."""
-    known = list(workers)
-    measured = [w for w in known if w.samples_per_s > 0]
-    threads = sum(max(1, w.threads) for w in measured)
-    per_thread = sum(w.samples_per_s for w in measured) / threads if threads else 1.0
-    return {w.endpoint.worker: w.samples_per_s if w.samples_per_s > 0 else max(1, w.threads) * per_thread for w in known}
-
-
-def fleet_for(job: JobSpec, workers: Mapping[str, WorkerRecord], now_us: int, lag_s: float, *, blind: bool = False) -> Fleet:
-    """The fleet that may serve a job: live, with its operations and fingerprint; without those that say that they cannot.
-
-    blind: the silent ones count as silent, not as dead.
+    job: name by which it is drawn who of those that are about as fast gets one more: without it all jobs with fewer lanes
+    than there are workers would sit on the same, fastest ones, and the others idle.
     """
-    fit = {name: w for name, w in workers.items() if can_serve(w, job)}
-    live = {name: w for name, w in fit.items() if w.alive(now_us)}
-    silent = {name for name, w in fit.items() if blind and not w.draining} - live.keys()
-    lagging = {
-        (name, lane)
-        for name, w in live.items()
-        for named, lane, behind_s in w.lagging
-        if named == job.name and behind_s >= lag_s
-    }
-    ready = [w for w in live.values() if not w.draining]
-    able = [w for w in ready if job.name not in w.unable]
-    nodes = {name: w.endpoint.node for name, w in live.items()}
-    return Fleet(speeds(able or ready), nodes, frozenset(silent), frozenset(lagging))
-
-
-def choose_fingerprint(job: JobSpec, workers: Mapping[str, WorkerRecord], now_us: int) -> str:
-    """The fingerprint with the most speed among live workers that have the job's operations; empty if there are none.
-
-    Those that retire count only where there are no others.
-    """
-    able = [w for w in workers.values() if w.alive(now_us) and not w.draining and can_serve(w, job)]
-    able = [w for w in able if not w.retiring] or able
-    speed = speeds(able)
-    total: Counter[str] = Counter()
-    for worker in able:
-        total[worker.fingerprint] += speed[worker.endpoint.worker]  # type: ignore[assignment]
-    return min(total, key=lambda name: (-total[name], name), default="")
-
-
-def quotas(lanes: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """How many lanes each worker should hold: in proportion to weight, at least one each while there are enough."""
     least = 1 if lanes >= len(weights) else 0
     total = sum(weights.values())
-    share = {name: max(least, math.floor(lanes * weight / total)) for name, weight in weights.items()}
+    floor = {name: max(least, math.floor(lanes * weight / total)) for name, weight in weights.items()}
+    share = dict(floor)
     spare = lanes - sum(share.values())
     # Too many (the ones that were raised to one): take from the most loaded. Too few: give to the least loaded.
     if spare < 0:
@@ -125,35 +71,63 @@ def quotas(lanes: int, weights: Mapping[str, float]) -> dict[str, int]:
             heapq.heappush(heap, ((share[name] + 1) / weights[name], name))
         elif share[name] > least:
             heapq.heappush(heap, (-share[name] / weights[name], name))
-    return share
+    return _drawn(share, floor, weights, job) if job and spare > 0 else share
+
+
+def _drawn(share: dict[str, int], floor: Mapping[str, int], weights: Mapping[str, float], job: str) -> dict[str, int]:
+    """The same with each single spare lane given to one of those that would be nearly as well off with it, drawn by key."""
+    bound = NEARLY * max(share[name] / weights[name] for name in share)
+    given = [name for name in share if share[name] == floor[name] + 1]
+    others = [name for name in share if share[name] == floor[name] and (floor[name] + 1) / weights[name] <= bound]
+    order = sorted([*given, *others], key=lambda name: hashlib.blake2b(f"{job} {name}".encode(), digest_size=8).digest())
+    return {**share, **{name: floor[name] for name in given}, **{name: floor[name] + 1 for name in order[: len(given)]}}
+
+
+def best_load(lanes: int, fleet: Fleet) -> float:
+    """Lanes per speed of the worker that has most of it, where lanes are dealt as well as they can be. None is barred."""
+    if lanes not in fleet.kept:
+        fleet.kept[lanes] = _load(quotas(lanes, fleet.weights), fleet)
+    return fleet.kept[lanes]
+
+
+def _load(held: Mapping[str, int], fleet: Fleet) -> float:
+    return max((count / fleet.weights[name] for name, count in held.items()), default=0.0)
 
 
 def deal(
-    owners: Mapping[int, str], lanes: int, fleet: Fleet, groups: int = 1, group_nodes: Mapping[int, str] | None = None
+    owners: Mapping[int, str],
+    lanes: int,
+    fleet: Fleet,
+    groups: int = 1,
+    group_nodes: Mapping[int, str] | None = None,
+    *,
+    job: str = "",
 ) -> dict[int, str]:
     """New owner of every lane, empty for nobody.
 
     owners: present valid owners (missing or empty: nobody). groups: lane l feeds the ranks of group l mod groups;
-    group_nodes: group -> node of its rank, so that lanes go first to a worker beside the rank that they feed.
+    group_nodes: group -> node of its rank, so that lanes go first to a worker beside the rank that they feed. job: its name.
     """
     if not fleet.weights:
         return {lane: owners.get(lane, "") for lane in range(lanes)}
+    if _settled(owners, lanes, fleet):
+        return {lane: owners[lane] for lane in range(lanes)}
     refused = _refused(fleet)
     count = Counter(name for name, _ in refused)
     weights = {name: weight for name, weight in fleet.weights.items() if count[name] < groups}
-    fleet = replace(fleet, weights=weights, barred=frozenset(refused))
+    fleet = replace(fleet, weights=weights, barred=frozenset(refused), kept=fleet.kept if not refused else {})
     stays = fleet.weights.keys() | fleet.silent
     kept = {lane: owner if (owner := owners.get(lane, "")) in stays else "" for lane in range(lanes)}
     lost = [lane for lane, owner in kept.items() if (owner, lane % groups) in refused]
     kept.update(dict.fromkeys(lost, ""))
-    nodes = group_nodes or {}
-    local = {(name, group) for group, node in nodes.items() for name in fleet.weights if fleet.nodes.get(name) == node}
-    target = _targets(lanes, fleet, groups)
-    if not refused and _out_of_proportion(kept, lanes, fleet, target):
+    local = _local(fleet, group_nodes or {})
+    target = _targets(lanes, fleet, groups, job)
+    best = _load(target, fleet) if refused else best_load(lanes, fleet)
+    if not refused and _out_of_proportion(kept, lanes, fleet, best):
         _take_surplus(kept, target, groups, local)
     _give_unowned(kept, fleet, target, groups, local)
     # What is freed may go back to who had too much, where others are barred from it: lanes go from hand to hand instead.
-    if refused and (lost or _out_of_proportion(kept, lanes, fleet, target)):
+    if refused and (lost or _out_of_proportion(kept, lanes, fleet, best)):
         _even_out(kept, fleet, target, groups, local)
     _relieve_lagging(kept, fleet, groups)
     return kept
@@ -166,28 +140,64 @@ def _refused(fleet: Fleet) -> set[tuple[str, int]]:
     return {(name, group) for name, group in barred if count[group] < len(fleet.weights)}
 
 
-def _targets(lanes: int, fleet: Fleet, groups: int) -> dict[str, int]:
+def _settled(owners: Mapping[int, str], lanes: int, fleet: Fleet) -> bool:
+    """True where nothing is to be done: this is asked every second, and must not cost by the number of workers."""
+    if fleet.barred or fleet.lagging:
+        return False
+    weights, silent = fleet.weights, fleet.silent
+    if not all((owner := owners.get(lane, "")) in weights or owner in silent for lane in range(lanes)):
+        return False
+    return not _out_of_proportion(owners, lanes, fleet, best_load(lanes, fleet))
+
+
+def _local(fleet: Fleet, group_nodes: Mapping[int, str]) -> set[tuple[str, int]]:
+    """(worker, group) pairs on one node."""
+    at: dict[str, list[str]] = {}
+    wanted = set(group_nodes.values())
+    for name in fleet.weights if wanted else ():
+        if (node := fleet.nodes.get(name)) in wanted and node is not None:
+            at.setdefault(node, []).append(name)
+    return {(name, group) for group, node in group_nodes.items() for name in at.get(node, ())}
+
+
+class _Least(Generic[K]):
+    """Names by what they carry, which only grows: the least loaded first. load: of a name, now."""
+
+    def __init__(self, names: Iterable[str], load: Callable[[str], K]) -> None:
+        self._load: Callable[[str], K] = load
+        self._heap: list[tuple[K, str]] = [(load(name), name) for name in names]
+        heapq.heapify(self._heap)
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def name(self) -> str:
+        """The least loaded; of equal ones the first by name."""
+        while (now := self._load(self._heap[0][1])) != self._heap[0][0]:
+            heapq.heapreplace(self._heap, (now, self._heap[0][1]))
+        return self._heap[0][1]
+
+
+def _targets(lanes: int, fleet: Fleet, groups: int, job: str) -> dict[str, int]:
     """How many lanes each worker should hold: the quotas, or as near to them as those allow who are barred from some groups."""
     if not fleet.barred:
-        return quotas(lanes, fleet.weights)
-    closed = {group for _, group in fleet.barred}
-    willing = {group: [name for name in fleet.weights if (name, group) not in fleet.barred] for group in closed}
+        return quotas(lanes, fleet.weights, job)
     share = dict.fromkeys(fleet.weights, 0)
     spread = lanes >= len(share)
 
-    def load(name: str) -> tuple[bool, float, str]:
-        return spread and share[name] > 0, (share[name] + 1) / fleet.weights[name], name
+    def load(name: str) -> tuple[bool, float]:
+        return spread and share[name] > 0, (share[name] + 1) / fleet.weights[name]
 
+    closed = {group for _, group in fleet.barred}
+    willing = {group: [name for name in share if (name, group) not in fleet.barred] for group in closed}
     # The groups with the least choice first.
     for group in sorted(closed, key=lambda group: (len(willing[group]), group)):
+        least = _Least(willing[group], load)
         for _ in range(group, lanes, groups):
-            share[min(willing[group], key=load)] += 1
-    heap = [load(name) for name in share]
-    heapq.heapify(heap)
+            share[least.name()] += 1
+    least = _Least(share, load)
     for _ in range(lanes - sum(share.values())):
-        name = heap[0][2]
-        share[name] += 1
-        heapq.heapreplace(heap, load(name))
+        share[least.name()] += 1
     return share
 
 
@@ -199,31 +209,40 @@ def _held(kept: Mapping[int, str], fleet: Fleet) -> dict[str, int]:
     return held
 
 
-def _out_of_proportion(kept: Mapping[int, str], lanes: int, fleet: Fleet, target: Mapping[str, int]) -> bool:
-    held = _held(kept, fleet)
+def _out_of_proportion(kept: Mapping[int, str], lanes: int, fleet: Fleet, best: float) -> bool:
+    held = Counter(owner for owner in kept.values() if owner in fleet.weights)
     free = sum(1 for owner in kept.values() if not owner)
-    idle = sum(1 for count in held.values() if count == 0)
-    if lanes >= len(held) and idle > free:
-        return True
-    best = max(target[name] / weight for name, weight in fleet.weights.items())
-    return max(held[name] / weight for name, weight in fleet.weights.items()) > REBALANCE_AT * best
+    if lanes >= len(fleet.weights) and len(fleet.weights) - len(held) > free:
+        return True  # somebody would have none
+    return _load(held, fleet) > REBALANCE_AT * best
 
 
 def _take_surplus(kept: dict[int, str], target: Mapping[str, int], groups: int, local: set[tuple[str, int]]) -> None:
     """Free what workers hold beyond their quota: lanes for ranks elsewhere first, then of the group it holds most of."""
-    mine: dict[str, list[int]] = {}
+    mine: dict[str, dict[int, list[int]]] = {}
     for lane, owner in kept.items():
         if owner in target:
-            mine.setdefault(owner, []).append(lane)
+            mine.setdefault(owner, {}).setdefault(lane % groups, []).append(lane)
     for name, held in mine.items():
-        in_group = Counter(lane % groups for lane in held)
-        for _ in range(len(held) - target[name]):
-            lane = max(
-                held, key=lambda lane: ((name, lane % groups) not in local, in_group[lane % groups], _spread(lane // groups))
-            )
-            held.remove(lane)
-            in_group[lane % groups] -= 1
-            kept[lane] = ""
+        surplus = sum(map(len, held.values())) - target[name]
+        if surplus <= 0:
+            continue
+        for lanes in held.values():
+            lanes.sort(key=lambda lane: (_spread(lane // groups), -lane))
+
+        def order(group: int, lanes: list[int], name: str = name) -> tuple[bool, int, int, int, int]:
+            return (name, group) in local, -len(lanes), -_spread(lanes[-1] // groups), lanes[-1], group
+
+        # One entry a group: what is taken from a group changes that group's place alone.
+        heap = [order(group, lanes) for group, lanes in held.items()]
+        heapq.heapify(heap)
+        for _ in range(surplus):
+            group = heap[0][-1]
+            kept[held[group].pop()] = ""
+            if held[group]:
+                heapq.heapreplace(heap, order(group, held[group]))
+            else:
+                heapq.heappop(heap)
 
 
 def _spread(position: int) -> int:
@@ -235,6 +254,9 @@ def _give_unowned(
     kept: dict[int, str], fleet: Fleet, target: Mapping[str, int], groups: int, local: set[tuple[str, int]]
 ) -> None:
     """Deal free lanes group by group, so that neighbouring batches of one rank come from different workers."""
+    free = sorted((lane for lane, owner in kept.items() if not owner), key=lambda lane: (lane % groups, lane))
+    if not free:
+        return
     held = _held(kept, fleet)
     behind = {name for name, _ in fleet.lagging}
     able = [name for name in held if name not in behind] or list(held)
@@ -244,32 +266,32 @@ def _give_unowned(
         if name in takers:
             beside.setdefault(group, []).append(name)
 
-    def load(name: str) -> tuple[float, str]:
-        return (held[name] + 1) / fleet.weights[name], name
+    def load(name: str) -> float:
+        return (held[name] + 1) / fleet.weights[name]
 
-    # Workers below their quota, the least loaded first; an entry is stale once its worker was given a lane.
-    heap = [load(name) for name in able if held[name] < target[name]]
-    heapq.heapify(heap)
+    def below_first(name: str) -> tuple[bool, float]:
+        return held[name] >= target[name], load(name)
+
+    least = _Least(able, below_first)
+    open_to: dict[int, _Least[float]] = {}  # by group that somebody is barred from
+    for group in {group for _, group in fleet.barred}:
+        fit = [name for name in able if (name, group) not in fleet.barred]
+        open_to[group] = _Least(fit or [name for name in held if (name, group) not in fleet.barred], load)
     empty = {name for name in able if not held[name]}
-    closed = {group for _, group in fleet.barred}
-    free = sorted((lane for lane, owner in kept.items() if not owner), key=lambda lane: (lane % groups, lane))
+    waiting = iter(sorted(empty, key=lambda name: (below_first(name), name)))
     for i, lane in enumerate(free):
         near = [name for name in beside.get(lane % groups, ()) if held[name] < target[name]]
-        while heap and (heap[0] != load(heap[0][1]) or held[heap[0][1]] >= target[heap[0][1]]):
-            heapq.heappop(heap)
-        if lane % groups in closed:
-            fit = [[name for name in names if (name, lane % groups) not in fleet.barred] for names in (able, held)]
-            name = min(fit[0] or fit[1], key=load)
-        elif len(empty) >= len(free) - i:
-            name = min(empty or able, key=load)  # the last lanes go to those who would have none
+        if lane % groups in open_to:
+            name = open_to[lane % groups].name()
+        elif empty and len(empty) >= len(free) - i:
+            name = next(name for name in waiting if name in empty)  # the last lanes go to those who would have none
         elif near:
-            name = min(near, key=load)
+            name = min(near, key=lambda name: (load(name), name))
         else:
-            name = heap[0][1] if heap else min(able, key=load)
+            name = least.name()
         kept[lane] = name
         held[name] += 1
         empty.discard(name)
-        heapq.heappush(heap, load(name))
 
 
 def _even_out(kept: dict[int, str], fleet: Fleet, target: Mapping[str, int], groups: int, local: set[tuple[str, int]]) -> None:
@@ -279,6 +301,9 @@ def _even_out(kept: dict[int, str], fleet: Fleet, target: Mapping[str, int], gro
     takers = sorted((name for name in held if name not in behind), key=lambda name: (held[name] / fleet.weights[name], name))
 
     def hand_over(taker: str, most: int, *, from_anybody: bool = False) -> None:
+        if held[taker] >= most:
+            return
+
         def order(lane: int) -> tuple[bool, bool, int, int]:
             owner, group = kept[lane], lane % groups
             return held[owner] <= target[owner], (owner, group) in local, -_spread(lane // groups), lane
@@ -302,19 +327,24 @@ def _even_out(kept: dict[int, str], fleet: Fleet, target: Mapping[str, int], gro
 
 def _relieve_lagging(kept: dict[int, str], fleet: Fleet, groups: int) -> None:
     """Move one lagging lane of each lagging worker to the least loaded worker that keeps up."""
+    if not fleet.lagging:
+        return
     behind = {name for name, _ in fleet.lagging}
     held = _held(kept, fleet)
     able = [name for name in held if name not in behind]
-    if not able:
-        return
+
+    def load(name: str) -> float:
+        return (held[name] + 1) / fleet.weights[name]
+
+    closed = {group for _, group in fleet.barred}
+    fit = {group: _Least((name for name in able if (name, group) not in fleet.barred), load) for group in closed}
+    least = _Least(able, load)
     relieved: set[str] = set()
     for owner, lane in sorted(fleet.lagging):
-        if kept.get(lane) != owner or owner in relieved:
-            continue
-        fit = [name for name in able if (name, lane % groups) not in fleet.barred]
-        if not fit:
+        takers = fit.get(lane % groups, least)
+        if kept.get(lane) != owner or owner in relieved or not takers:
             continue  # who is barred from it would lose it again at once
-        name = min(fit, key=lambda name: ((held[name] + 1) / fleet.weights[name], name))
+        name = takers.name()
         kept[lane] = name
         held[name] += 1
         relieved.add(owner)

@@ -18,11 +18,15 @@ from headrace.core.record_check import reads
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job that is open. `spec.fingerprint` is empty until the first worker is chosen. token_hashes: see core.job_token."""
+    """A job that is open. `spec.fingerprint` is empty until the first worker is chosen. token_hashes: see core.job_token.
+
+    keep_s: how long it is remembered when nobody uses it; 0: as long as any.
+    """
 
     spec: JobSpec
     opened_us: int
     token_hashes: tuple[str, ...] = ()
+    keep_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +196,16 @@ def _bar(incarnation: str, group: int, since_us: int, times: int = 1, *_: Any) -
 
 
 # Cached by their bytes: a tick each second would otherwise parse what has not changed.
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 @reads("job")
 def job_from_bytes(data: bytes) -> JobRecord:
     """Read a JobRecord. Raises RecordInvalid."""
     fields = _known(JobRecord, json.loads(data))
-    return JobRecord(JobSpec.from_dict(fields["spec"]), fields["opened_us"], tuple(fields.get("token_hashes", ())))
+    fields["spec"] = JobSpec.from_dict(fields["spec"])
+    return JobRecord(**{**fields, "token_hashes": tuple(fields.get("token_hashes", ()))})
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 @reads("session")
 def session_from_bytes(data: bytes) -> SessionRecord:
     """Read a SessionRecord. Raises RecordInvalid."""

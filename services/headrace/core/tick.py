@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from headrace.core.bad_share import first_keys, ready_to_judge, stop_index, too_many, why
 from headrace.core.events import Effect, JobState, LaneMoved, Note, Rules
+from headrace.core.fleet import Fleet, fleet_for
 from headrace.core.join import form, pin, window
-from headrace.core.lease import TOKEN_AHEAD_US, Fleet, deal, fleet_for, next_token
+from headrace.core.lease import TOKEN_AHEAD_US, deal, next_token
 from headrace.core.records import LaneRecord, LaneTrouble, RankRecord, SessionRecord, not_from_the_future
 
 # A lane that was taken from slow owners that many times in a row rests no longer than that.
@@ -203,7 +204,7 @@ def _move(state: JobState, fleet: Fleet, now_us: int) -> tuple[JobState, Sequenc
         return state, ()  # nobody can take a lane: whoever had it may come back to it
     owners = {number: lane.owner for number, lane in state.lanes.items() if _valid(state, fleet, lane, now_us)}
     groups = _groups(session)
-    dealt = deal(owners, session.lanes, fleet, groups, _group_nodes(state, session, groups))
+    dealt = deal(owners, session.lanes, fleet, groups, _group_nodes(state, session, groups), job=state.name)
     lanes, moves = dict(state.lanes), list[LaneMoved]()
     for number, owner in dealt.items():
         lane = lanes.get(number, LaneRecord())

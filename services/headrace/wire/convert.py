@@ -25,13 +25,13 @@ _INTEGERS = ("batch_size", "seed", "samples", "max_key_bytes", "max_label_bytes"
 _TEXTS = ("name", "dataset", "tail", "fingerprint", "manifest_hash", "label_kind")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def job_to_json(job: JobSpec) -> str:
     """Canonical JSON of a job: sorted keys, no spaces. Cached: a worker states its sessions with every heartbeat."""
     return json.dumps(job.to_dict(), sort_keys=True, separators=(",", ":"))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def job_from_json(text: str) -> JobSpec:
     """Read a job's JSON. Raises SpecInvalid naming the unknown, missing or malformed field."""
     if len(text) > MAX_SPEC_CHARS:

@@ -1,0 +1,43 @@
+"""Lane tables as they travel: made once for all watchers of a job, who may be thousands. No I/O."""
+
+from __future__ import annotations
+
+from headrace.core.events import JobState
+from headrace.core.job import LaneTable
+from headrace.wire import convert
+from headrace.wire.gen import coordinator_service_pb2 as pb
+
+
+class LaneTables:
+    """The newest table of each job. One event loop."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[JobState, pb.WatchSessionResponse]] = {}
+
+    def of(self, job: JobState, version: int) -> pb.WatchSessionResponse:
+        """A job's table, not to be written to. version: the store's time, so that it grows whatever replica one asks."""
+        state, table = self._made.get(job.name, (None, None))
+        if table is None or state is not job:
+            table = convert.lane_table_to_proto(_table(job, version))
+            self._made[job.name] = job, table
+        return table
+
+    def drop(self, job: str) -> None:
+        """A job is no more."""
+        self._made.pop(job, None)
+
+
+def _table(job: JobState, version: int) -> LaneTable:
+    assert job.session is not None
+    lanes = [job.lanes.get(number) for number in range(job.session.lanes)]
+    owners = tuple(lane.owner if lane and lane.owner in job.workers else "" for lane in lanes)
+    endpoints = {owner: job.workers[owner].endpoint for owner in set(owners) if owner}
+    tokens = tuple(lane.token if lane else 0 for lane in lanes)
+    return LaneTable(version, job.session.window, owners, tokens, endpoints, job.session.stop)
+
+
+def seen_by_watchers(job: JobState) -> object:
+    """What a watcher must be told of when it changes. Endpoints only change with a worker's incarnation, and so with lanes."""
+    ranks = {rank: (record.attempt, record.nonce) for rank, record in job.ranks.items()}
+    named = frozenset(lane.owner for lane in job.lanes.values() if lane.owner in job.workers)
+    return job.session, job.lanes, ranks, named
