@@ -87,6 +87,10 @@ class FetchSlots:
             restart |= self._skipped.pop(index, set())
         return restart
 
+    def contested(self) -> set[tuple[int, int]]:
+        """(link, index) of all that are half there, while other streams' bytes of the same index are thrown away."""
+        return {(filling.link, index) for index, filling in self._filling.items() if self._skipped.get(index)}
+
     def advance(self, next_index: int) -> None:
         """Indexes below are released; their slots may be written."""
         self._next = max(self._next, next_index)

@@ -30,6 +30,10 @@ from headrace.wire.messages import Chunk, Message, Next, Ready
 
 log = structlog.get_logger()
 
+# So long a stream may take over a batch of which another worker sends a copy. A batch takes that long on no network that can
+# feed a trainer, and a worker that names a token nobody gave it must not keep a batch from coming for good.
+HELD_S = 30.0
+
 
 class Fetcher:
     """All streams of one rank and the pipe to the trainer."""
@@ -41,10 +45,12 @@ class Fetcher:
         self._streams: dict[int, Stream] = {}
         self._send_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._held_since_s: dict[tuple[int, int], float] = {}
 
     async def run(self) -> None:
         """Serve until the trainer closes its end."""
         loop = asyncio.get_running_loop()
+        self._begin(self._watch_held(HELD_S / 10), "held")
         while data := await loop.sock_recv(self._trainer, protocol.MAX_BYTES):
             message = protocol.decode(data)
             if isinstance(message, protocol.Ping):
@@ -84,6 +90,21 @@ class Fetcher:
     def _start_over(self, links: set[int]) -> None:
         for link in links & set(self._streams):
             self._streams[link].end(HeadraceError("started over: bytes that were thrown away are wanted after all"))
+
+    async def _watch_held(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            self.end_held(asyncio.get_running_loop().time())
+
+    def end_held(self, now_s: float) -> None:
+        """End streams that take too long over what another one would send; to be called every few seconds."""
+        contested = self._slots.contested()
+        self._held_since_s = {held: self._held_since_s.get(held, now_s) for held in contested}
+        for (link, index), since_s in self._held_since_s.items():
+            if now_s - since_s >= HELD_S and link in self._streams:
+                self._streams[link].end(
+                    ProtocolMismatch(f"held for {HELD_S:g} s what another worker would have sent whole", index=index)
+                )
 
     async def _deliver(self, stream: Stream, message: Message) -> None:
         """A message of a worker; chunks end here."""

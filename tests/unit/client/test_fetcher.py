@@ -9,9 +9,9 @@ from xxhash import xxh3_64_intdigest
 
 from headrace.client.fetch_slots import FetchSlots
 from headrace.client.fetch_stream import Stream
-from headrace.client.fetcher import Fetcher
+from headrace.client.fetcher import HELD_S, Fetcher
 from headrace.client.transports import fetch_protocol as protocol
-from headrace.core.errors import PeerGone
+from headrace.core.errors import PeerGone, ProtocolMismatch
 from headrace.wire.messages import Chunk, Hello, Message, Ready, Started
 
 SLOT_BYTES = 64
@@ -69,3 +69,24 @@ async def _end_while_the_pipe_is_full() -> None:
 
 def test_a_ready_is_told_even_if_its_stream_ends_meanwhile() -> None:
     asyncio.run(_end_while_the_pipe_is_full())
+
+
+def test_a_stream_that_holds_what_another_would_send_is_ended_in_time() -> None:
+    """A worker may name a token that nobody gave it: its first bytes take the index, and the rest never comes."""
+    ours, trainers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, trainers:
+        slots = FetchSlots(memoryview(bytearray(SLOT_BYTES)), 1, SLOT_BYTES, 0, ())
+        fetcher = Fetcher(ours, slots)
+        fetcher._streams = {link: Stream(link, "", f"w{link}", HELLO, fetcher._deliver) for link in (1, 2)}
+        body = memoryview(b"x" * 10)
+        slots.chunk(1, Chunk(0, 1 << 60, 0, body))
+        for now_s in (0.0, HELD_S, 2 * HELD_S):  # nobody else has it: that is a slow worker, whose lanes move
+            fetcher.end_held(now_s)
+        slots.chunk(2, Chunk(0, 1, 0, body))
+        fetcher.end_held(3 * HELD_S)
+        fetcher.end_held(4 * HELD_S - 0.1)
+        assert fetcher._streams[1]._ended is None
+        fetcher.end_held(4 * HELD_S)
+        assert isinstance(fetcher._streams[1]._ended, ProtocolMismatch)
+        assert fetcher._streams[2]._ended is None
+        assert slots.link_gone(1) == {2}  # and the other starts over
