@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from click.testing import CliRunner, Result
 
 import headrace
 from headrace.cli.main import cli
 from headrace.core.bottleneck import SLOWED
 from headrace.core.errors import ConfigInvalid
+from headrace.core.records import job_from_bytes
 from headrace.testing.cluster import Cluster
 from headrace.testing.demo_dataset import make_demo_dataset
 from headrace.testing.slow_worker import Delay, Slow
@@ -63,6 +65,21 @@ def test_a_step_that_is_faster_than_the_fleet_is_input_bound(fleet: Cluster, dat
     assert found["workers_wanted"] > 3
     assert "workers like these instead of 1" in found["actions"][0]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_its_job_is_not_kept_as_trainings_are(fleet: Cluster, dataset: str) -> None:
+    """Or one a day would fill the list of jobs for three months; a training beside it says nothing of that."""
+    diagnosed(fleet, dataset, "--step-time", "1ms", "--steps", 1)
+    with headrace.connect(fleet.addresses) as client:
+        client.job("train", dataset=dataset, batch_size=BATCH)
+    with redis.Redis.from_url(fleet.store_url) as store:
+        kept = {
+            key.decode().partition("{job:")[2].partition("}")[0]: job_from_bytes(record.partition(b" ")[2]).keep_s
+            for key in store.scan_iter("*{job:*}:main")
+            if (record := store.hget(key, "job"))
+        }
+    assert kept.pop("train") == 0
+    assert kept and all(name.startswith("diagnose-") and 0 < keep_s <= 3600 for name, keep_s in kept.items()), kept
 
 
 def test_a_step_that_is_slower_than_the_fleet_is_told_to_leave_its_loader_alone(fleet: Cluster, dataset: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
@@ -201,6 +203,21 @@ async def test_old_jobs_are_forgotten_by_all_replicas(world: World) -> None:
     assert "job:job" in world.forgotten
     await other.refresh()
     assert list(other.jobs()) == []
+
+
+async def test_a_job_of_short_use_is_forgotten_within_hours(world: World) -> None:
+    """As that of `headrace diagnose`; the one beside it stays."""
+    await world.ledger.update("short", Open(replace(SPEC, name="short"), 1, keep_s=600))
+    await world.board.refresh()
+    for _ in range(2):
+        await idle(world, 220)
+        assert world.board.job("short") is not None
+        world.now_us += 400 * S
+        world.own_us += 400 * S
+    await idle(world, 220)  # old from here on
+    world.own_us += 3600 * S
+    await idle(world, 220)
+    assert [job.name for job in world.board.jobs()] == ["job"]
 
 
 async def idle(world: World, passes: int) -> None:

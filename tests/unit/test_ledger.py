@@ -251,6 +251,24 @@ async def test_a_job_that_nobody_used_for_long_is_forgotten_with_all_that_was_no
     assert (await two.fleet()).jobs == {"job"}
 
 
+async def test_a_job_that_says_how_long_it_is_of_use_is_forgotten_after_that() -> None:
+    """But never while it is used, nor later than any other."""
+    minute_us, now_us = 60_000_000, 1_700_000_000_000_000
+    ledger = Ledger(MemoryStore(lambda: now_us), Rules(), Instruments(CollectorRegistry()), lambda: now_us)
+    for name, keep_s in (("short", 600), ("plain", 0), ("endless", 2**32 - 1)):
+        await ledger.update(name, Open(replace(SPEC, name=name), 1, keep_s=keep_s))
+    await ledger.update("short", Open(replace(SPEC, name="short"), 1))  # once more, by who does not say it: it holds
+    now_us += 9 * minute_us
+    assert not await ledger.forget_job("short", 90 * 1440 * minute_us)
+    now_us += 2 * minute_us
+    assert await ledger.forget_job("short", 90 * 1440 * minute_us)
+    assert not await ledger.forget_job("plain", 90 * 1440 * minute_us)
+    assert not await ledger.forget_job("endless", 90 * 1440 * minute_us)
+    now_us += 90 * 1440 * minute_us
+    assert await ledger.forget_job("plain", 90 * 1440 * minute_us)
+    assert await ledger.forget_job("endless", 90 * 1440 * minute_us)
+
+
 async def test_a_name_in_the_index_without_a_job_is_forgotten() -> None:
     one, _ = replicas(store := MemoryStore())
     await store.commit({}, {Key(JOBS, "ghost"): b"1"})

@@ -45,7 +45,7 @@ def test_records_come_back_equal(rank: RankRecord, session: SessionRecord, worke
     assert records.session_from_bytes(records.encode(session)) == session
     assert records.worker_from_bytes(records.encode(worker)) == worker
     assert records.lane_from_bytes(records.encode(lane)) == lane
-    job = JobRecord(JobSpec("job", "/data", 8), 5)
+    job = JobRecord(JobSpec("job", "/data", 8), 5, ("a" * 64,), keep_s=60)
     assert records.job_from_bytes(records.encode(job)) == job
 
 
@@ -68,7 +68,7 @@ def test_what_a_newer_version_adds_is_not_minded(
     assert records.session_from_bytes(more(session)) == session
     assert records.worker_from_bytes(more(worker)) == worker
     assert records.lane_from_bytes(records.encode(lane)[:-1] + b",1]") == lane
-    job = JobRecord(JobSpec("job", "/data", 8), 5)
+    job = JobRecord(JobSpec("job", "/data", 8), 5, ("a" * 64,), keep_s=60)
     assert records.job_from_bytes(one_more(job)) == job
 
 

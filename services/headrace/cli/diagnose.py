@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import headrace
     from headrace.core.bottleneck import Diagnosis
 
+# Its job is of no use once it has ended, and one a day would fill the list of jobs.
+_KEEP_S = 600
 STYLES = {"input-bound": "bold red", "balanced": "yellow", "compute-bound": "bold green"}
 
 
@@ -62,7 +64,7 @@ def diagnose(
     step = _step(named, step_time)
     name = f"diagnose-{uuid.uuid4().hex[:8]}"
     with headrace.connect(coordinator) as client:
-        job = client.job(name, dataset=dataset, batch_size=batch_size, pipeline=_pipeline(pipeline))
+        job = client.job(name, dataset=dataset, batch_size=batch_size, pipeline=_pipeline(pipeline), keep_s=_KEEP_S)
         with job.stream(transport=transport) as stream:  # type: ignore[arg-type]  # checked there, with a sentence
             found = headrace.diagnose(step, stream, steps=steps, warmup=warmup)
     if plot is not None:

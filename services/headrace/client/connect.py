@@ -93,14 +93,16 @@ class Client:
         fingerprint: str = "",
         max_bad_share: float = 0.05,
         world: int = 1,
+        keep_s: int = 0,
     ) -> Job:
         """Open a job, or join it if it is open with the same parameters. Every rank calls this.
 
         dataset: what `headrace index` has indexed, as the fleet reaches it: a directory or an address (a relative path is taken
         from this process's working directory). fingerprint: engine that must serve it; empty takes the first
         worker's, `any` allows several. max_bad_share: a session stops, with TooManyBadSamples, when more of its samples were
-        bad; 1 never stops it. world: to refuse now what would give no rank a step. Raises SpecInvalid,
-        JobMismatch, ManifestMissing, ManifestInvalid, NoSteps, EngineUnsupported, CoordinatorUnavailable.
+        bad; 1 never stops it. world: to refuse now what would give no rank a step. keep_s: seconds after its last use in
+        which the fleet forgets it, for a job that is no training; 0 keeps it for months. Raises SpecInvalid, JobMismatch,
+        ManifestMissing, ManifestInvalid, NoSteps, EngineUnsupported, CoordinatorUnavailable.
         """
         spec = JobSpec(
             name=name,
@@ -113,13 +115,13 @@ class Client:
             fingerprint=fingerprint,
             max_bad_share=max_bad_share,
         )
-        return self.open(spec, world=world)
+        return self.open(spec, world=world, keep_s=keep_s)
 
-    def open(self, spec: JobSpec, *, world: int = 1) -> Job:
+    def open(self, spec: JobSpec, *, world: int = 1, keep_s: int = 0) -> Job:
         """As `job`, from a spec."""
         from headrace.client.join import open_job
 
-        return Job(open_job(self._rpc, spec, world, self._deadline_s), self._rpc.another, self._workers)
+        return Job(open_job(self._rpc, spec, world, self._deadline_s, keep_s), self._rpc.another, self._workers)
 
 
 def _absolute(dataset: str | os.PathLike[str]) -> str:

@@ -26,16 +26,16 @@ SLOW_JOIN_S = 10.0
 log = structlog.get_logger()
 
 
-def open_job(rpc: CoordinatorRpc, spec: JobSpec, world: int, deadline_s: float) -> JobSpec:
+def open_job(rpc: CoordinatorRpc, spec: JobSpec, world: int, deadline_s: float, keep_s: int = 0) -> JobSpec:
     """Open a job; returns it as recorded. Raises JobMismatch, ManifestMissing, NoSteps, ..., CoordinatorUnavailable."""
-    request = _open_request(spec, world)
+    request = _open_request(spec, world, keep_s)
     answer = until(deadline_s, lambda: rpc.call("OpenJob", request))
     assert answer is not None
     return convert.job_from_proto(answer.job)
 
 
-def _open_request(spec: JobSpec, world: int) -> pb.OpenJobRequest:
-    return pb.OpenJobRequest(protocol=PROTOCOL, job=convert.job_to_proto(spec), world=world)
+def _open_request(spec: JobSpec, world: int, keep_s: int = 0) -> pb.OpenJobRequest:
+    return pb.OpenJobRequest(protocol=PROTOCOL, job=convert.job_to_proto(spec), world=world, keep_s=keep_s)
 
 
 class Joining:

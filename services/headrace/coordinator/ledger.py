@@ -22,6 +22,7 @@ from headrace.coordinator.job_tables import (
     decode_lanes,
     differences,
     job_table,
+    keep_us,
     last_used_us,
     relied_on,
     stamp_of,
@@ -236,10 +237,11 @@ class Ledger:
             await self._timed(self.store.commit({}, {Key(JOBS, job): b"1"}))
         self._indexed.add(job)
 
-    async def forget_job(self, job: str, keep_us: int) -> bool:
-        """Remove a job that nobody used for so long, and all that was noted of it; True if it is gone."""
+    async def forget_job(self, job: str, most_us: int) -> bool:
+        """Remove a job that nobody used for as long as it is to be kept, and all that was noted of it; True if it is gone."""
         loaded = await self._load(dict.fromkeys(job_table(job, kind) for kind in ("main", "lanes", "ranks", "bad")))
-        if last_used_us(decode(job, loaded, {})) + keep_us > loaded.now_us:
+        state = decode(job, loaded, {})
+        if last_used_us(state) + keep_us(state, most_us) > loaded.now_us:
             return False
         keys = [Key(table, field) for table, found in loaded.tables.items() for field in found]
         named = [Key(job_table(job, "main"), field) for field in ("job", "session")]

@@ -52,7 +52,7 @@ class JobState:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a job. spec: filled in from the manifest. world: the size that is going to join.
+    """Open a job. spec: filled in from the manifest. world: the size that is going to join. keep_s: see JobRecord.
 
     tokens, here and in the other events of ranks: hashes of the tokens that the caller shows (core.job_token).
     """
@@ -60,6 +60,7 @@ class Open:
     spec: JobSpec
     world: int
     tokens: tuple[str, ...] = ()
+    keep_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ def encode(record: Record) -> bytes:
     if isinstance(record, LaneRecord):
         data: Any = [record.owner, record.incarnation, record.token, record.leased_us, record.relieved]
     elif isinstance(record, JobRecord):
-        data = {"spec": record.spec.to_dict(), "opened_us": record.opened_us, "token_hashes": record.token_hashes}
+        data = {**_fields(record), "spec": record.spec.to_dict()}
     else:
         data = _fields(record)
     return json.dumps(data, separators=(",", ":"), default=_fields).encode()

@@ -96,7 +96,7 @@ def _open(state: JobState, event: Open, now_us: int) -> tuple[JobState, Sequence
     _check_engines(spec, [w for w in state.workers.values() if w.alive(now_us)])
     if state.job is not None:
         return state, ()
-    return replace(state, job=JobRecord(spec, now_us, event.tokens)), (
+    return replace(state, job=JobRecord(spec, now_us, event.tokens, event.keep_s)), (
         Note("job_opened", (("samples", spec.samples), ("batch_size", spec.batch_size))),
     )
 

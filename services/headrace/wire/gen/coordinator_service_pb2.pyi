@@ -18,14 +18,16 @@ class Job(_message.Message):
     def __init__(self, name: _Optional[str] = ..., spec_json: _Optional[str] = ...) -> None: ...
 
 class OpenJobRequest(_message.Message):
-    __slots__ = ("protocol", "job", "world")
+    __slots__ = ("protocol", "job", "world", "keep_s")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
+    KEEP_S_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: Job
     world: int
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., world: _Optional[int] = ...) -> None: ...
+    keep_s: int
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., world: _Optional[int] = ..., keep_s: _Optional[int] = ...) -> None: ...
 
 class OpenJobResponse(_message.Message):
     __slots__ = ("job", "plan_hash")
