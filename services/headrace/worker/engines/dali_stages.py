@@ -189,7 +189,9 @@ def host_images(images: Images | list[Pixels]) -> list[Pixels]:
     if isinstance(images, list):
         return images
     there = images if isinstance(images, TensorListCPU) else images.as_cpu()
-    return [np.asarray(there.at(row)) for row in range(len(there))]
+    if there.is_dense_tensor():
+        return list(np.asarray(there.as_tensor()))
+    return [np.asarray(there[row]) for row in range(len(there))]
 
 
 def copy_to_gpu(images: Images | list[Pixels], pointer: int, row_bytes: int, places: Sequence[int]) -> None:

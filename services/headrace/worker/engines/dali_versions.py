@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from importlib.metadata import PackageNotFoundError, version
 
 import nvidia.dali
 from nvidia.dali import backend
@@ -14,11 +15,20 @@ from headrace.worker.engines.dali_line import Line
 
 def dali_versions(gpu: int | None) -> str:
     """DALI, its codecs and where it works, one line without spaces. Raises EngineUnsupported if the GPU cannot be used."""
+    # nvImageCodec holds its own libjpeg-turbo for the CPU, so that its version says that one's, too.
     versions = f"dali={nvidia.dali.__version__},nvimgcodec={backend.GetNvimgcodecVersion()}"  # type: ignore[attr-defined]
     if gpu is None:
         return f"{versions},backend=cpu"
-    nvjpeg, cuda = backend.GetNvjpegVersion(), backend.GetCudaVersion()  # type: ignore[attr-defined]
-    return f"{versions},nvjpeg={nvjpeg},cuda={cuda},backend=gpu,gpu={_model(gpu)}"
+    cuda = int(backend.__cuda_version__)  # type: ignore[attr-defined]
+    return f"{versions},nvjpeg={_installed('nvidia-nvjpeg-cu', cuda)},cuda={cuda},backend=gpu,gpu={_model(gpu)}"
+
+
+def _installed(package: str, cuda: int) -> str:
+    """Version of a package that is named for its CUDA."""
+    try:
+        return version(f"{package}{cuda // 1000}")
+    except PackageNotFoundError:
+        return "none"
 
 
 def _model(gpu: int) -> str:
@@ -49,6 +59,4 @@ def _model(gpu: int) -> str:
 
 
 def _unusable(gpu: int, why: str) -> EngineUnsupported:
-    return EngineUnsupported(
-        f"engine dali-gpu cannot use GPU {gpu}: {why}; on the CPU alone the engine is `dali`", engine="dali-gpu"
-    )
+    return EngineUnsupported(f"engine dali-gpu cannot use GPU {gpu}: {why}; without a GPU take engine dali", engine="dali-gpu")
