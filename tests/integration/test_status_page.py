@@ -151,6 +151,56 @@ def test_a_card_that_was_closed_stays_closed(browser: Browser, fleet: Cluster) -
 
 
 @needs_browser
+def test_marked_text_stays_and_the_rest_goes_on(browser: Browser, fleet: Cluster) -> None:
+    """Text that does not change stays marked for ever, text that does for some seconds; focus stays where it was."""
+    page = open_page(browser, fleet.coordinators[0].admin_address)
+    page.wait("document.querySelectorAll('.rank').length === 2", "both ranks are shown")
+    more = "document.querySelector('.rank .more').innerText"
+    page.value("document.querySelector('.job summary').focus()")
+    page.value("getSelection().selectAllChildren(document.querySelector('.job .name'))")
+    before = page.value(more)
+    page.wait(f"{more} !== {json.dumps(before)}", "the rank's figures go on")
+    assert page.value("getSelection().toString()") == "train"
+    assert page.value("document.activeElement === document.querySelector('.job summary')") is True
+    page.value("getSelection().selectAllChildren(document.querySelector('.rank .more'))")
+    marked = page.value("getSelection().toString()")
+    replica = page.value("document.querySelector('#replica').innerText")
+    page.wait(f"document.querySelector('#replica').innerText !== {json.dumps(replica)}", "the rest goes on")
+    assert page.value("getSelection().toString()") == marked
+    page.wait(f"{more} !== {json.dumps(marked)}", "what is left marked goes on in the end")
+    page.close()
+
+
+@needs_browser
+def test_cards_are_open_by_their_place_unless_somebody_said_so(browser: Browser, coordinator: Coordinator) -> None:
+    """The page's own opening of a card must not pass for a person's: those that are no longer among the first close again."""
+
+    def add(*names: str) -> None:
+        for name in names:
+            world = World(replace(SPEC, name=name))
+            world.open(1)
+            world.add("a")
+            world.form(1)
+            set_board(coordinator.board, world)
+
+    def shown(names: str, what: str) -> None:
+        found = "[...document.querySelectorAll('.job')].map((card) => card.dataset.key + (card.open ? '+' : '-')).join(' ')"
+        page.wait(f"{found} === {json.dumps(names)}", what)
+
+    add("b", "c", "d", "e")
+    page = open_page(browser, coordinator.admin)
+    shown("b+ c+ d+ e-", "the first three are open")
+    add("a")
+    shown("a+ b+ c+ d- e-", "one that is now among the first is, and the fourth no more")
+    page.value("document.querySelector('.job[data-key=e] summary').click()")
+    page.value("document.querySelector('.job[data-key=a] summary').click()")
+    page.wait("document.querySelector('.job[data-key=e] .rank') !== null", "what was opened has its ranks")
+    add("0")
+    shown("0+ a- b+ c- d- e+", "what a person said stays")
+    page.close()
+
+
+@needs_browser
 def test_a_store_that_is_away_is_told_and_what_was_read_stays(browser: Browser, fleet: Cluster) -> None:
     page = open_page(browser, fleet.coordinators[0].admin_address)
     fleet.kill_store()

@@ -20,6 +20,7 @@ _HEADERS = {
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/status.js": ("status.js", "text/javascript; charset=utf-8"),
+    "/fill.js": ("fill.js", "text/javascript; charset=utf-8"),
     "/parts.js": ("parts.js", "text/javascript; charset=utf-8"),
     "/status.css": ("status.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),

@@ -53,9 +53,13 @@ export function worstFirst(jobs) {
 
 export function jobCard(job, detail, isOpen, onToggle) {
   const card = make("details", "card job");
-  card.dataset.job = job.job;
+  card.dataset.key = job.job;
+  card.dataset.drawn = isOpen ? "open" : "closed";
   card.open = isOpen;
-  card.addEventListener("toggle", () => onToggle(job.job, card.open));
+  // The page itself opens and closes cards, too, and hears of that here: only what differs from it was a person.
+  card.addEventListener("toggle", () => {
+    if (card.open !== (card.dataset.drawn === "open")) onToggle(job.job, card.open);
+  });
   card.append(make("summary", "", ...jobHead(job)));
   if (!isOpen) return card;
   card.append(make("p", "why", sentence(job.why)));

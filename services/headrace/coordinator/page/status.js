@@ -1,5 +1,6 @@
 // Asks the admin API every two seconds and shows what it says. All addresses are relative: the page works behind a path prefix.
 
+import { fill } from "./fill.js";
 import { events, jobCard, legend, make, pools, span, workers, worstFirst } from "./parts.js";
 
 const EACH_MS = 2000;
@@ -9,10 +10,11 @@ const TOKEN = "headrace-admin-token";
 const MOST_OPEN = 10;
 const at = (id) => document.getElementById(id);
 
-const opened = new Map(); // job -> whether its card is open; others are as at first
+const opened = new Map(); // job -> whether somebody opened or closed its card; others go by their place
 const details = new Map(); // job -> its last view
 let answeredMs = 0;
 let asking = false;
+let again = false; // somebody opened a card while an answer was awaited that does not tell of it
 
 class NoToken extends Error {}
 
@@ -35,7 +37,8 @@ async function detail(job) {
 }
 
 async function look() {
-  const [replica, jobs, fleet, classes] = await Promise.all(["api/replica", "api/jobs", "api/workers", "api/scaling"].map(ask));
+  const replica = await ask("api/replica");  // alone: without a token one request is refused, and not four
+  const [jobs, fleet, classes] = await Promise.all(["api/jobs", "api/workers", "api/scaling"].map(ask));
   const sorted = worstFirst(jobs);
   const isOpen = (job, place) => opened.get(job.job) ?? place < OPEN_AT_FIRST;
   const open = sorted.filter(isOpen).slice(0, MOST_OPEN);
@@ -44,7 +47,6 @@ async function look() {
 }
 
 function show(replica, jobs, open, fleet, classes) {
-  if (!getSelection().isCollapsed) return; // somebody marks text to copy it
   at("all").hidden = false;
   at("token").hidden = true;
   at("forget").hidden = !sessionStorage.getItem(TOKEN);
@@ -52,22 +54,25 @@ function show(replica, jobs, open, fleet, classes) {
   document.title = starving ? `(${starving} starving) Headrace` : "Headrace";
   const leftS = Math.max(0, replica.certificate_not_after_s - replica.now_s);
   const certificate = replica.certificate_not_after_s ? ` · certificate good for ${span(leftS)}` : "";
-  at("replica").textContent = `coordinator ${replica.host} · ${replica.version} · up ${span(replica.up_s)} · ` +
-    `store ${replica.store_error ? "does not answer" : "answers"}${certificate}`;
-  at("troubles").replaceChildren(...replica.troubles.map((text) => make("p", "trouble", text)));
+  fill(at("replica"), `coordinator ${replica.host} · ${replica.version} · up ${span(replica.up_s)} · ` +
+    `store ${replica.store_error ? "does not answer" : "answers"}${certificate}`);
+  fill(at("troubles"), ...replica.troubles.map((text) => make("p", "trouble", text)));
   const none = make("p", "quiet", "No job is open. A trainer opens one with client.job(…).");
-  at("jobs").replaceChildren(...(jobs.length ? jobs.map((job) => jobCard(job, details.get(job.job), open.has(job.job), toggled)) : [none]));
-  at("pools").replaceChildren(...pools(classes));
-  at("workers").replaceChildren(...workers(fleet));
-  at("events-note").textContent = `The last ${replica.events.length} that this replica saw; other replicas and its log have more.`;
-  at("events").replaceChildren(...events(replica.events, replica.now_s));
+  // Somebody may have opened or closed a card meanwhile.
+  const cards = jobs.map((job) => jobCard(job, details.get(job.job), opened.get(job.job) ?? open.has(job.job), toggled));
+  fill(at("jobs"), ...(jobs.length ? cards : [none]));
+  fill(at("pools"), ...pools(classes));
+  fill(at("workers"), ...workers(fleet));
+  fill(at("events-note"), `The last ${replica.events.length} that this replica saw; other replicas and its log have more.`);
+  fill(at("events"), ...events(replica.events, replica.now_s));
   document.documentElement.dataset.shown = replica.now_s;
 }
 
 function toggled(job, isOpen) {
-  if (opened.get(job) === isOpen) return;
   opened.set(job, isOpen);
-  if (isOpen && !details.has(job)) refresh();
+  if (!isOpen) return;
+  if (asking) again = true;
+  else refresh();
 }
 
 async function refresh() {
@@ -81,6 +86,10 @@ async function refresh() {
     else silent(error);
   } finally {
     asking = false;
+  }
+  if (again) {
+    again = false;
+    refresh();
   }
 }
 
