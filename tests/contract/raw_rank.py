@@ -16,8 +16,11 @@ import xxhash
 
 from headrace.core.errors import PeerGone
 from headrace.core.job_token import hashes
+from headrace.testing.memfd_device import UUID, MemfdMemory, memfd_device
 from headrace.testing.null_producer import NullProducer
 from headrace.wire import messages, slot_format
+from headrace.wire.device_memory import Block, Device, Handle, answer_ping
+from headrace.worker.device_share import DeviceShare
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_grpc import METHOD, SERVICE, GrpcServer
 from headrace.worker.serve_local import LocalServer
@@ -101,7 +104,7 @@ class LocalRank(RawRank):
     async def receive_raw(self) -> bytes:
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self.socket, messages.MAX_CONTROL_BYTES, 1)
+                data, fds, _, _ = socket.recv_fds(self.socket, messages.MAX_CONTROL_BYTES, 2)
                 break
             except BlockingIOError:
                 await asyncio.sleep(0.001)
@@ -110,9 +113,12 @@ class LocalRank(RawRank):
         if not data:
             raise PeerGone("end of the connection")
         if fds:
-            self.fd = fds[0]
-            self.map = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
+            self.take_fds(fds)
         return data
+
+    def take_fds(self, fds: list[int]) -> None:
+        (self.fd,) = fds
+        self.map = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
 
     async def close(self) -> None:
         self.socket.close()
@@ -126,6 +132,60 @@ class LocalRank(RawRank):
         assert ready.generation == self.welcome.generation
         start = ready.index % self.welcome.slots * self.welcome.slot_bytes
         return self.map[start : start + ready.total_bytes]
+
+
+class DeviceRank(LocalRank):
+    """Takes batches on the machine's memory that stands for a GPU. memory: how it imports the slab; blocks: what it mapped."""
+
+    transport = "cuda_ipc"
+
+    def __init__(self, path: Path, memory: MemfdMemory | None = None, uuid: str = UUID) -> None:
+        super().__init__(path)
+        self.memory = memory or MemfdMemory()
+        self.uuid = uuid
+        self.block: Block | None = None
+        self.device_fd = -1
+
+    async def send(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Hello) and not message.gpu:
+            message = replace(message, gpu=self.uuid, memories=self.memory.kind)
+        await super().send(message)
+
+    def take_fds(self, fds: list[int]) -> None:
+        super().take_fds(fds[:1])
+        (self.device_fd,) = fds[1:] or [-1]
+
+    async def receive(self) -> messages.Message:
+        message = await super().receive()
+        if isinstance(message, messages.Welcome) and message.memory:
+            size = message.slots * message.device_slot_bytes
+            self.block = self.memory.import_block(Handle(self.device_fd), size)
+            answer_ping(self.memory, self.block, size, message.nonce)
+            await self.send(messages.Probed())
+        return message
+
+    async def close(self) -> None:
+        await super().close()
+        if self.device_fd >= 0:
+            os.close(self.device_fd)
+            self.device_fd = -1
+        if self.block is not None:
+            self.memory.free(self.block)
+            self.block = None
+
+    def content(self, ready: messages.Ready) -> bytes:
+        """The slot as it would be in shared memory, so that all looks at it are the same."""
+        assert self.block is not None and self.welcome is not None
+        host = memoryview(super().content(ready))
+        header, meta = slot_format.read_slot(host)
+        assert header.on_device
+        whole = bytearray(slot_format.meta_offset(header.pixel_bytes) + len(meta))
+        pixels = slot_format.pixels(memoryview(whole), header.pixel_bytes)
+        start = ready.index % self.welcome.slots * self.welcome.device_slot_bytes
+        self.memory.read(self.block.pointer + start, pixels)
+        form = {name: getattr(header, name) for name in ("index", "token", "dtype", "layout", "shape", "pixel_bytes")}
+        slot_format.seal(memoryview(whole), bytes(meta), **form)
+        return bytes(whole)
 
 
 class GrpcRank(RawRank):
@@ -175,7 +235,10 @@ class GrpcRank(RawRank):
 class Harness:
     """One server with its producer."""
 
-    def __init__(self, server: LocalServer | GrpcServer, register: RankRegister, producer: NullProducer, path: Path) -> None:
+    def __init__(
+        self, server: LocalServer | GrpcServer, register: RankRegister, producer: NullProducer, path: Path, transport: str
+    ) -> None:
+        self.transport = transport
         self.server = server
         self.register = register
         self.producer = producer
@@ -183,14 +246,19 @@ class Harness:
 
     def rank(self) -> RawRank:
         """A rank that has not said HELLO."""
-        return GrpcRank(self.server.port) if isinstance(self.server, GrpcServer) else LocalRank(self.path)
+        if isinstance(self.server, GrpcServer):
+            return GrpcRank(self.server.port)
+        return DeviceRank(self.path) if self.transport == "cuda_ipc" else LocalRank(self.path)
 
     async def connect(self, **changes: object) -> RawRank:
-        """A rank that was welcomed."""
+        """A rank that was welcomed and has a port."""
+        opened = [event for event, _ in self.producer.events].count("opened")
         rank = self.rank()
         await rank.send(replace(HELLO, **changes))  # type: ignore[arg-type]
         first = await rank.receive()
         assert isinstance(first, messages.Welcome), first
+        if self.transport == "cuda_ipc":  # only then is its answer to the probe looked at
+            await eventually(lambda: [event for event, _ in self.producer.events].count("opened") > opened)
         return rank
 
     async def settle(self, condition: Callable[[], bool] | None = None) -> None:
@@ -207,19 +275,27 @@ async def eventually(condition: Callable[[], bool], deadline_s: float = DEADLINE
 
 @asynccontextmanager
 async def serving(
-    transport: str, path: Path, producer: NullProducer | None = None, *, token: str = "", hello_deadline_s: float = 5.0
+    transport: str,
+    path: Path,
+    producer: NullProducer | None = None,
+    *,
+    token: str = "",
+    hello_deadline_s: float = 5.0,
+    device: Device | None = None,
+    grace_s: float = 0.0,
 ) -> AsyncIterator[Harness]:
-    """A started server of either kind."""
+    """A started server of either kind. device, grace_s: of cuda_ipc."""
     producer = producer or NullProducer(SHAPE)
     register = RankRegister(producer, worker="w0", tokens_of=lambda job: hashes(job, [token]) if token else ())
+    share = DeviceShare(lambda: device or memfd_device(), grace_s=grace_s) if transport == "cuda_ipc" else None
     server = (
-        LocalServer(register, path, hello_deadline_s=hello_deadline_s)
-        if transport == "shm"
-        else GrpcServer(register, "127.0.0.1:0", hello_deadline_s=hello_deadline_s, stall_deadline_s=5.0)
+        GrpcServer(register, "127.0.0.1:0", hello_deadline_s=hello_deadline_s, stall_deadline_s=5.0)
+        if transport == "grpc"
+        else LocalServer(register, path, hello_deadline_s=hello_deadline_s, devices=share)
     )
     await server.start()
     try:
-        yield Harness(server, register, producer, path)
+        yield Harness(server, register, producer, path, transport)
     finally:
         await server.close(0.0)
 

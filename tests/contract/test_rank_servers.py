@@ -15,7 +15,7 @@ from headrace.wire.batch_meta import decode_meta
 from headrace.worker.ports import Room
 from tests.contract.raw_rank import HELLO, SHAPE, Harness, RawRank, pixels_of, serving
 
-pytestmark = pytest.mark.parametrize("transport", ["shm", "grpc"])
+pytestmark = pytest.mark.parametrize("transport", ["cuda_ipc", "shm", "grpc"])
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_slots_are_counted_by_what_they_are_used_for(transport: str, path:
         await rank.until_ready(3)
         await harness.settle()
         # The window is full: the slab holds it on the same node; what was sent is in the rank's own memory.
-        assert port.slot_states() == ((0, total, 0) if transport == "shm" else (0, 0, total))
+        assert port.slot_states() == ((0, 0, total) if transport == "grpc" else (0, total, 0))
         slot = port.acquire(4)
         assert slot is None
         await rank.send(messages.Next(2))
@@ -376,9 +376,9 @@ async def test_a_taken_address_is_refused(transport: str, path: Path) -> None:
 
     async with serving(transport, path) as harness:
         second = (
-            LocalServer(harness.register, path)
-            if transport == "shm"
-            else GrpcServer(harness.register, f"127.0.0.1:{harness.server.port}")  # type: ignore[union-attr]
+            GrpcServer(harness.register, f"127.0.0.1:{harness.server.port}")  # type: ignore[union-attr]
+            if transport == "grpc"
+            else LocalServer(harness.register, path)
         )
         with pytest.raises(PortInUse):
             await second.start()

@@ -50,7 +50,7 @@ def test_auto_takes_shared_memory_here_and_grpc_elsewhere_and_says_why(bench: Be
     intake.update(bench.tables.give(here, there, silent))
     assert set(eat(intake, range(12))) == {"here", "there", "silent"}
     transports = intake.status().transports
-    assert transports["here"] == ("shm", "same node; cuda_ipc: no CUDA engine in this worker")
+    assert transports["here"] == ("shm", "same node; cuda_ipc: this rank asked for no GPU")
     assert transports["there"][0] == "grpc" and "another node" in transports["there"][1]
     assert transports["silent"][0] == "grpc" and "is not there" in transports["silent"][1]
 

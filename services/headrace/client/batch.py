@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.client.device_pixels import DevicePixels
 from headrace.core.batch import BAD_REASONS, PADDED, SUBSTITUTED, BatchMeta
 from headrace.core.errors import BatchReleased
 from headrace.wire import slot_format
@@ -34,6 +35,9 @@ class Batch:
     next batch is asked for or the stream is closed; later `pixels` raises BatchReleased, and an array kept from before
     must not be used. `copy()` gives a batch that stays. Everything else stays valid anyway:
 
+    on_device: the pixels on a GPU, where they came by `cuda_ipc`, else None; valid as long as `pixels`, which is then a copy in
+    host memory, made when it is first asked for.
+
     labels: int64[B], uint8[B, classes] for multi-label sets, or None where labels are JSON; then label_json has B texts.
     keys: B texts. sample_ids: int64[B], the samples planned, as places in the manifest; source_ids: int64[B], the ones
     whose pixels, labels and keys are there (they differ where a bad sample was substituted). status: uint8[B], 0 ok,
@@ -41,14 +45,24 @@ class Batch:
     fingerprint: of the engine that made it. worker, transport: where it came from.
     """
 
-    __slots__ = ("_data", "_decoded", "_head", "_header", "_pixels", "transport")
+    __slots__ = ("_data", "_decoded", "_device", "_head", "_header", "_pixels", "transport")
 
-    def __init__(self, head: MetaHead, data: bytearray, header: SlotHeader, pixels: NDArray[Any], transport: str) -> None:
+    def __init__(
+        self,
+        head: MetaHead,
+        data: bytearray,
+        header: SlotHeader,
+        pixels: NDArray[Any] | None,
+        transport: str,
+        *,
+        device: DevicePixels | None = None,
+    ) -> None:
         self._head = head
         self._data = data
         self._decoded: BatchMeta | None = None
         self._header = header
-        self._pixels: NDArray[Any] | None = pixels
+        self._pixels = pixels
+        self._device = device
         self.transport = transport
 
     @property
@@ -64,18 +78,30 @@ class Batch:
     def pixels(self) -> NDArray[Any]:
         """The images. Raises BatchReleased once their memory went back."""
         if self._pixels is None:
-            raise BatchReleased(
-                "this batch's pixels are gone: they are valid until the next batch is asked for; use batch.copy() to keep them",
-                job=self._meta.job,
-                epoch=self.epoch,
-                step=self.step,
-            )
+            if self._device is None:
+                raise self._gone()
+            self._pixels = self._device.to_host(numpy_dtype(self.dtype))
         return self._pixels
+
+    @property
+    def on_device(self) -> DevicePixels | None:
+        """The images on a GPU, or None: they are in host memory. Raises BatchReleased once their memory went back."""
+        if self.released:
+            raise self._gone()
+        return self._device
+
+    def _gone(self) -> BatchReleased:
+        return BatchReleased(
+            "this batch's pixels are gone: they are valid until the next batch is asked for; use batch.copy() to keep them",
+            job=self._meta.job,
+            epoch=self.epoch,
+            step=self.step,
+        )
 
     @property
     def released(self) -> bool:
         """True once the pixels are gone."""
-        return self._pixels is None
+        return self._pixels is None and self._device is None
 
     @property
     def labels(self) -> NDArray[np.int64] | NDArray[np.uint8] | None:
@@ -174,12 +200,12 @@ class Batch:
         return f"Batch(epoch={self.epoch}, step={self.step}, batch={self.batch}, samples={len(self)}, released={self.released})"
 
     def copy(self) -> Batch:
-        """The same batch with pixels of its own, writable and valid for good. Raises BatchReleased."""
+        """The same batch with pixels of its own in host memory, writable and valid for good. Raises BatchReleased."""
         return Batch(self._head, self._data.copy(), self._header, self.pixels.copy(), self.transport)
 
     def release(self) -> None:
         """Forget the pixels; called by the stream before their memory goes back. A copy is not concerned."""
-        self._pixels = None
+        self._pixels = self._device = None
 
 
 def pixel_view(slot: memoryview, header: SlotHeader) -> NDArray[Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from headrace.client.gpu import GpuChoice, check_device
 from headrace.client.link import Identity, Link
 from headrace.client.options import StreamOptions
 from headrace.client.progress import Progress
@@ -25,6 +26,7 @@ from headrace.telemetry.node import node_id
 if TYPE_CHECKING:
     from headrace.client.rpc import CoordinatorRpc
     from headrace.wire.calls import Calls
+    from headrace.wire.device_memory import Device
 
 OPEN_DEADLINE_S = 30.0
 # Open files: gRPC's own; and of a stream, with its watch, sockets of some workers, and a fetcher. Trainers have thousands.
@@ -157,6 +159,7 @@ class Job:
         state: Mapping[str, Any] | None = None,
         attempt: int | None = None,
         transport: TransportChoice = "auto",
+        device: int | Device | None = None,
         wait_deadline_s: float = 300.0,
         join_deadline_s: float = 60.0,
     ) -> Stream:
@@ -165,8 +168,10 @@ class Job:
         epochs: absolute number of epochs after which it ends (2 ends before epoch 2, also after a resume); 0 is endless.
         state: of an earlier `state_dict()`, of any world size; None goes on from what all ranks of the last attempt
         committed, else from the start. attempt: number of this generation of trainers, higher supersedes lower; None
-        takes HEADRACE_ATTEMPT if set, else lets the coordinator number them. transport: `auto` is shm from workers on
-        this node and gRPC from others; one that is named must be had from every worker. Raises ConfigInvalid,
+        takes HEADRACE_ATTEMPT if set, else lets the coordinator number them. transport: `auto` is cuda_ipc from workers on
+        the GPU `device`, shm from others on this node and gRPC from other nodes; one that is named must be had from every
+        worker. device: ordinal of the GPU on which batches are wanted; None is no GPU (for `cuda_ipc`: 0), unless an iterator
+        says otherwise. Raises ConfigInvalid,
         WorldMismatch, StateInvalid; what joining raises, see Stream.join.
         """
         options = StreamOptions(
@@ -178,7 +183,9 @@ class Job:
             wait_deadline_s=wait_deadline_s,
             join_deadline_s=join_deadline_s,
         )
-        stream = Stream(self.spec, options, _Connector(self.spec, options, self._connect, self._workers))
+        check_device(device)
+        gpu = GpuChoice(device)
+        stream = Stream(self.spec, options, _Connector(self.spec, options, self._connect, self._workers, gpu), gpu)
         if state is not None:
             stream.load_state_dict(state)
         return stream
@@ -188,12 +195,18 @@ class _Connector:
     """Joins the session when the stream first needs it; implements client.link.Connector."""
 
     def __init__(
-        self, job: JobSpec, options: StreamOptions, connect: Callable[[], CoordinatorRpc], workers: Calls | None
+        self,
+        job: JobSpec,
+        options: StreamOptions,
+        connect: Callable[[], CoordinatorRpc],
+        workers: Calls | None,
+        gpu: GpuChoice,
     ) -> None:
         self._job = job
         self._options = options
         self._connect = connect
         self._workers = workers
+        self._gpu = gpu
 
     def __call__(self, state: StreamState | None, progress: Progress) -> Link:
         need_descriptors(_STREAM_NEEDS, "a stream")
@@ -202,6 +215,7 @@ class _Connector:
         from headrace.client.transports.intake import ThreadIntake
 
         options = self._options
+        gpu = self._gpu.open(options.transport)  # before the others wait for this rank
         identity = Identity(options.rank, uuid.uuid4().hex, node_id())
         rpc = self._connect()
         joining = Joining(rpc, self._job, options, identity)
@@ -216,6 +230,7 @@ class _Connector:
                     transport=options.transport,
                     start_index=0,
                     calls=self._workers,
+                    gpu=gpu,
                 )
             except BaseException:
                 joining.give_back()

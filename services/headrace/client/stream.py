@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from headrace.client.batch import Batch
+from headrace.client.gpu import GpuChoice
 from headrace.client.handover import Arrived, HandOver
 from headrace.client.link import Connector, Link
 from headrace.client.options import StreamOptions, state_from_dict, state_to_dict
@@ -60,9 +61,10 @@ class Stream:
     but must not call the stream's methods: set a flag, and look at it between batches.
     """
 
-    def __init__(self, job: JobSpec, options: StreamOptions, connect: Connector) -> None:
+    def __init__(self, job: JobSpec, options: StreamOptions, connect: Connector, gpu: GpuChoice | None = None) -> None:
         self._job = job
         self._options = options
+        self._gpu = gpu or GpuChoice()
         self._connect = connect
         self._progress = Progress()
         self._state: StreamState | None = None
@@ -151,7 +153,7 @@ class Stream:
         self._expire()
         hand.check_bad_share()
         arrived, self._staged = self._staged, None
-        if arrived is None:
+        if arrived is None or arrived.taken.lost:
             arrived = hand.wait(hand.next_index, self._options.wait_deadline_s)
         self._in_hand = hand.deliver(arrived)
         return self._in_hand
@@ -169,9 +171,10 @@ class Stream:
         For iterators that copy one batch ahead to a device. Never blocks; None across an epoch's end.
         """
         hand = self._joined()
-        if self._staged is None:
+        if self._staged is None or self._staged.taken.lost:
             position = hand.position()
             if position is None or (self._in_hand is not None and position.epoch != self._in_hand.epoch):
+                self._staged = None
                 return None
             self._staged = hand.peek(hand.next_index)
         return self._staged.batch if self._staged is not None else None
@@ -214,6 +217,11 @@ class Stream:
     def session(self) -> Session | None:
         """The session, None until it was joined."""
         return self._link.session if self._link is not None else None
+
+    def prefer_gpu(self, ordinal: int) -> None:
+        """Take batches on this GPU where a worker shares it, unless told otherwise. Too late once the session is joined."""
+        if self._gpu.device is None:
+            self._gpu.device = ordinal
 
     @property
     def options(self) -> StreamOptions:

@@ -85,7 +85,10 @@ class NullProducer:
 
     def write(self, slot: memoryview, port: OutPort, index: int) -> int:
         """Fill and seal a slot; returns its total bytes."""
-        if self.fill:
+        place = port.device_place(index)
+        if self.fill and place is not None:
+            place.memory.write(place.slot.pointer, pattern(index, self.pixel_bytes))
+        elif self.fill:
             slot_format.pixels(slot, self.pixel_bytes)[:] = pattern(index, self.pixel_bytes)
         return slot_format.seal(
             slot,
@@ -96,6 +99,7 @@ class NullProducer:
             layout="NHWC",
             shape=self.shape,
             pixel_bytes=self.pixel_bytes,
+            on_device=place is not None,
         )
 
     def meta(self, port: OutPort, index: int) -> BatchMeta:

@@ -25,7 +25,7 @@ NO_GRPC = Endpoint("w3", "1", "node-b", "", "")
 @pytest.mark.parametrize(
     ("choice", "endpoint", "failure", "name", "reason"),
     [
-        ("auto", HERE, "", "shm", "same node; cuda_ipc: no CUDA engine in this worker"),
+        ("auto", HERE, "", "shm", "same node; cuda_ipc: this rank asked for no GPU"),
         ("auto", HERE, "/run/w0.sock: refused", "grpc", "shm: /run/w0.sock: refused"),
         ("auto", THERE, "", "grpc", "shm: the worker runs on another node"),
         ("auto", NO_SOCKET, "", "grpc", "shm: the worker offers no socket"),

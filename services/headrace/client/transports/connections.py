@@ -13,6 +13,7 @@ import structlog
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.fetch_host import RemoteLink
 from headrace.client.transports.fetch_pool import FetchPool
+from headrace.client.transports.ladder import answered
 from headrace.client.transports.links import Links
 from headrace.client.transports.local import LocalLink
 from headrace.client.transports.peers import HANDSHAKE_S, Peer
@@ -26,6 +27,8 @@ log = structlog.get_logger()
 
 # Refusals that concern shared memory alone: the next rung may work.
 _SHM_ONLY = frozenset({"transport_unavailable", "disk_full", "protocol_mismatch", "internal"})
+# To a rank that asked for device memory: a probe that failed, or a worker too old to know the words.
+_DEVICE_FIRST = frozenset({"transport_unavailable", "protocol_mismatch"})
 # A worker's own trouble: it may free memory or be replaced; until then the wait's message says why.
 _MAY_PASS = frozenset({"disk_full", "internal"})
 # So many batches are taken from a link by their marks before its messages are read, by the thread that takes. Each batch sends
@@ -127,6 +130,8 @@ class Connections:
                         return
             except TimeoutError:
                 raise  # no socket of ours gives it: a signal handler's
+            except TransportUnavailable as error:
+                self._links.device_failed(source, link, error.message, now_s)
             except (HeadraceError, OSError) as error:
                 self._links.down(source, error, now_s)
 
@@ -231,6 +236,13 @@ class Connections:
         messages.check_protocol(message.protocol, f"worker {peer.worker}")
         link = peer.link
         if isinstance(link, LocalLink) and link.slab is not None:
+            if link.device is not None and link.slab.device is None:
+                try:
+                    peer.rung = answered(self._links.choice, peer.endpoint, link.why_no_device)
+                except TransportUnavailable as error:
+                    self._links.unlink(peer, str(error), now_s)
+                    self._fail(error)
+                    return
             self._links.add_slab(link.slab)
             self._links.local[peer.worker] = link
             peer.shm_worked = True
@@ -283,7 +295,9 @@ class Connections:
         peer.opening = error.code == "session_unknown"
         if str(error) != peer.last_error:  # it is asked again each second
             log.warning("worker_refuses", worker=peer.worker, error=str(error))
-        if isinstance(peer.link, LocalLink) and self._links.choice == "auto" and error.code in _SHM_ONLY:
+        if isinstance(peer.link, LocalLink) and peer.link.device is not None and error.code in _DEVICE_FIRST:
+            self._links.device_failed(peer, peer.link, error.message, now_s)
+        elif isinstance(peer.link, LocalLink) and self._links.choice == "auto" and error.code in _SHM_ONLY:
             self._links.handshake_failed(peer, str(error), now_s)
         elif error.retriable or error.code in _MAY_PASS:
             self._links.down(peer, error, now_s)

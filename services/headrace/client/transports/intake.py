@@ -24,6 +24,7 @@ from functools import lru_cache
 
 import structlog
 
+from headrace.client.gpu import Gpu
 from headrace.client.transports import waiting
 from headrace.client.transports.connections import Connections
 from headrace.client.transports.links import Identity, Links
@@ -65,7 +66,7 @@ class ThreadIntake:
     """See client.transports.protocol.Intake.
 
     node: this host's node identity (Endpoint.node of workers here is equal). transport: see TransportChoice. start_index: first
-    index wanted. calls: TLS and token of this rank. Starts its thread at once.
+    index wanted. calls: TLS and token of this rank. gpu: on which it takes batches. Starts its thread at once.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ThreadIntake:
         transport: TransportChoice = "auto",
         start_index: int = 0,
         calls: Calls | None = None,
+        gpu: Gpu | None = None,
     ) -> None:
         self._session = session
         self._rank = rank
@@ -104,7 +106,7 @@ class ThreadIntake:
         self._rest.register(self._wake_fd, select.POLLIN)
         self._resting = False
         self._waited_s = time.monotonic()
-        identity = Identity(session, rank, nonce, node, calls or Calls())
+        identity = Identity(session, rank, nonce, node, calls or Calls(), gpu or Gpu())
         self._links = Links(identity, transport, self._arrivals, self._selector, self._set_failure)
         self._connections = Connections(
             self._links, self._arrivals, self._changed.notify_all, self._set_failure, lambda: self._lack
@@ -285,7 +287,7 @@ class ThreadIntake:
             raise self._failure
         if index < self._arrivals.next:
             raise HeadraceError(f"batch index {index} was released already", index=index, rank=self._rank)
-        if index in self._taken:
+        if index in self._taken and not self._taken[index].lost:
             return self._taken[index]
         found = self._arrivals.get(index)
         if isinstance(found, Failure):
@@ -317,10 +319,13 @@ class ThreadIntake:
             raise ProtocolMismatch(f"batch is of attempt {head.attempt} rank {head.rank} index {head.index}")
         if head.stamp not in self._stamps:
             self._learn(head.stamp, decode_meta(meta).job)
+        if header.on_device != (slab.device is not None):
+            raise ProtocolMismatch("the slot says that its pixels lie elsewhere than agreed")
+        device = None if slab.device is None else slab.device.pixels(arrival.index, header)
         peer = self._links.by_number(arrival.link)
         released_s = self._released_s.get(arrival.index - peer.slots + 1) if peer is not None else None
         came = (slab.transport, arrival.worker, arrival.at_s)
-        return TakenSlot(arrival.index, slot, header, head, meta, *came, released_s=released_s)
+        return TakenSlot(arrival.index, slot, header, head, meta, *came, released_s=released_s, device=device)
 
     def _note_released(self, next_index: int) -> None:
         """Keep since when indexes are released, for as long as batches that use their slots may come."""

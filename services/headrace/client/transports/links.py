@@ -10,10 +10,11 @@ import errno
 import itertools
 import selectors
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
+from headrace.client.gpu import Gpu
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.fetch_host import RemoteLink
 from headrace.client.transports.fetch_pool import FetchPool
@@ -27,6 +28,7 @@ from headrace.core.errors import ConfigInvalid, HeadraceError, PeerGone, Transpo
 from headrace.core.job import LaneTable, Session
 from headrace.wire import messages, slot_format
 from headrace.wire.calls import Calls
+from headrace.wire.device_memory import Device
 from headrace.wire.messages import Hello
 
 log = structlog.get_logger()
@@ -44,6 +46,7 @@ class Identity:
     nonce: str
     node: str
     calls: Calls
+    gpu: Gpu
 
 
 class Links:
@@ -92,19 +95,32 @@ class Links:
     def connect(self, peer: Peer, now_s: float) -> None:
         """Begin a connection by the rung that the ladder gives."""
         try:
-            peer.rung = walk(self.choice, peer.endpoint, self._me.node, peer.shm_failure)
-            if peer.rung.name == "shm":
-                self._connect_local(peer, now_s)
-            else:
+            peer.rung = walk(self.choice, peer.endpoint, self._me.node, peer.shm_failure, self._why_no_device(peer))
+            if peer.rung.name == "grpc":
                 self._connect_remote(peer, now_s)
+            else:
+                self._connect_local(peer, now_s, self._me.gpu.device if peer.rung.name == "cuda_ipc" else None)
         except (TransportUnavailable, ConfigInvalid) as error:
             peer.unlinked(str(error), now_s)
             self._fail(error)
 
-    def _connect_local(self, peer: Peer, now_s: float) -> None:
+    def _kinds(self, peer: Peer) -> list[str]:
+        """Ways to share device memory that are still to be tried with a worker."""
+        device = self._me.gpu.device
+        return [] if device is None else [way.kind for way in device.memories if way.kind not in peer.device_failures]
+
+    def _why_no_device(self, peer: Peer) -> str:
+        if self._kinds(peer):
+            return ""
+        return "; ".join(peer.device_failures.values()) or self._me.gpu.why_not
+
+    def _connect_local(self, peer: Peer, now_s: float, device: Device | None) -> None:
         number = next(self._numbers)
+        hello = self._hello(number)
+        if device is not None:
+            hello = replace(hello, gpu=device.uuid, memories=",".join(self._kinds(peer)))
         try:
-            link = LocalLink(number, peer.worker, peer.endpoint.socket, self._hello(number))
+            link = LocalLink(number, peer.worker, peer.endpoint.socket, hello, device)
         except OSError as error:
             self._arrivals.link_gone(number)
             self._shm_failed(peer, error, now_s)
@@ -125,6 +141,13 @@ class Links:
                 peer.retry_at_s = now_s
         elif hopeless and not patient:
             peer.shm_failure = text  # a demanded rung: the ladder refuses with this reason at the next try
+
+    def device_failed(self, peer: Peer, link: LocalLink, reason: str, now_s: float) -> None:
+        """What the worker offered on the GPU cannot be used, or it refused a rank that asked for it: without it, next time."""
+        log.warning("device_memory_refused", worker=peer.worker, memory=link.offered, reason=reason)
+        for kind in [link.offered] if link.offered else self._kinds(peer):
+            peer.device_failures[kind] = reason
+        self.unlink(peer, reason, now_s, pause=False)
 
     def handshake_failed(self, peer: Peer, reason: str, now_s: float) -> None:
         """A link got no further than HELLO: next time take the next rung, if we may."""
@@ -178,6 +201,8 @@ class Links:
             if link.slab is not None:
                 self.add_slab(link.slab)  # anew where it was mapped, but its WELCOME refused
                 link.slab.in_use = False
+                if link.slab.device is not None and link.slab.device.worker_gone():
+                    self._arrivals.place_lost(link.slab.number)
             link.close()
         else:
             peer.shm_failure = ""  # walk the ladder from its top again

@@ -1,4 +1,4 @@
-"""A link to a worker on this node: a Unix SOCK_SEQPACKET socket for messages, and its slab mapped read-only."""
+"""A link to a worker on this node: a Unix SOCK_SEQPACKET socket for messages, and its slabs mapped."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import socket
 import struct
 from collections.abc import Iterator
 
+from headrace.client.transports.device_slab import ImportedSlab, import_slab
 from headrace.client.transports.mapping import Slab, map_slab
 from headrace.core import limits
 from headrace.core.errors import PeerGone, ProtocolMismatch
 from headrace.telemetry.socket_trust import check_peer, distrusted, explained, trusted_owners
 from headrace.wire import messages
+from headrace.wire.device_memory import Device
 from headrace.wire.messages import Hello, Message, Welcome
 
 _MESSAGES_A_CALL = 64  # then the other links have their turn
@@ -25,12 +27,15 @@ class LocalLink:
 
     Raises OSError from the constructor if the worker cannot be reached or may be somebody else. slab: None until WELCOME came.
     more: the last read took all that it may at once, so that more is to be read. marks: batches taken by them since that read.
+    device: the GPU that `hello` names, if it names one. offered: kind of the device slab that the worker offered, or empty;
+    why_no_device: its word why it offered none.
     """
 
-    rung = "shm"
-
-    def __init__(self, number: int, worker: str, path: str, hello: Hello) -> None:
+    def __init__(self, number: int, worker: str, path: str, hello: Hello, device: Device | None = None) -> None:
         self.number = number
+        self.device = device
+        self.offered = ""
+        self.why_no_device = ""
         self.worker = worker
         self.slab: Slab | None = None
         self.more = False
@@ -79,7 +84,11 @@ class LocalLink:
             self.send_next(self._unsent)
 
     def receive(self) -> Iterator[Message]:
-        """The messages that are there. Raises PeerGone at the end of the connection, ProtocolMismatch on anything malformed."""
+        """The messages that are there.
+
+        Raises PeerGone at the end of the connection, ProtocolMismatch on anything malformed, TransportUnavailable where the
+        device slab that was offered cannot be used here.
+        """
         self.more, self.marks = False, 0
         for _ in range(_MESSAGES_A_CALL):
             try:
@@ -118,16 +127,32 @@ class LocalLink:
         return size, fds, flags
 
     def _map(self, welcome: Welcome, fds: list[int]) -> None:
-        if self.slab is not None or len(fds) != 1:
-            raise ProtocolMismatch(f"worker {self.worker} sent WELCOME twice or without one descriptor", worker=self.worker)
+        device_fds = int(bool(welcome.memory) and not welcome.handle)
+        if self.slab is not None or len(fds) != 1 + device_fds:
+            raise ProtocolMismatch(f"worker {self.worker} sent WELCOME twice or without its descriptors", worker=self.worker)
         messages.check_protocol(welcome.protocol, f"worker {self.worker}")
-        self.slab = map_slab(
-            fds[0],
+        self.why_no_device = welcome.why_not
+        self.offered = welcome.memory
+        device = import_slab(self.device, welcome, fds[1] if device_fds else -1) if welcome.memory else None
+        try:
+            self.slab = self._mapped(welcome, fds[0], device)
+        except BaseException:
+            if device is not None:
+                device.close()
+            raise
+        if device is not None:
+            self.socket.send(messages.encode(messages.Probed()))
+
+    def _mapped(self, welcome: Welcome, fd: int, device: ImportedSlab | None) -> Slab:
+        slab = map_slab(
+            fd,
             self.number,
             slots=welcome.slots,
             slot_bytes=welcome.slot_bytes,
             generation=welcome.generation,
-            transport=self.rung,
+            transport="shm" if device is None else "cuda_ipc",
             who=f"worker {self.worker}",
             foreign=True,
         )
+        slab.device = device
+        return slab

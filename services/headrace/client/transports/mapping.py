@@ -11,6 +11,7 @@ import mmap
 import os
 from dataclasses import dataclass, field
 
+from headrace.client.transports.device_slab import ImportedSlab
 from headrace.core import limits
 from headrace.core.errors import ProtocolMismatch, TransportUnavailable
 from headrace.telemetry.memory import available_bytes
@@ -27,7 +28,7 @@ MAX_SLAB_BYTES = limits.SLAB_BYTES
 class Slab:
     """One mapped slab. number: unique in this process. transport: rung that fills it.
 
-    in_use: its connection (or fetcher) still writes to it.
+    in_use: its connection (or fetcher) still writes to it. device: where the pixels lie if not here.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Slab:
     transport: str
     memory: mmap.mmap
     in_use: bool = True
+    device: ImportedSlab | None = None
     _views: dict[int, memoryview] = field(default_factory=dict)
 
     def view(self, index: int) -> memoryview:
@@ -63,6 +65,10 @@ class Slab:
         self.take_back(below)
         if self._views:
             return False
+        if self.device is not None:
+            if not self.device.close():
+                return False
+            self.device = None
         try:
             self.memory.close()
         except BufferError:

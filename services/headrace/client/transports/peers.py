@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.client.transports.fetch_host import RemoteLink
 from headrace.client.transports.ladder import Rung
@@ -28,6 +28,7 @@ class Peer:
 
     wanted: the newest table gives it a lane. link: the connection, being made or up. welcomed: it is up.
     since_s: when that state began. failures: in a row. shm_failure: why shared memory does not work here.
+    device_failures: the same of each kind of device memory that was tried.
     shm_worked, grpc_worked: it did once. refused_since_s: since when all it says is that it cannot serve us.
     opening: it said last that it does not know the session yet. slots: how many it said that it has for us.
     """
@@ -42,6 +43,7 @@ class Peer:
     failures: int = 0
     retry_at_s: float = 0.0
     shm_failure: str = ""
+    device_failures: dict[str, str] = field(default_factory=dict)
     shm_worked: bool = False
     grpc_worked: bool = False
     refused_since_s: float | None = None

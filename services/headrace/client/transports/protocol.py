@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from headrace.client.device_pixels import DevicePixels
 from headrace.core.errors import HeadraceError
 from headrace.core.job import LaneTable
 from headrace.wire.meta_head import MetaHead
@@ -23,7 +24,8 @@ class TakenSlot(NamedTuple):
     slot: read-only view of the whole slot; valid until `release` is called with an index above `index`. meta: a copy of the
     slot's meta (wire.batch_meta), head: what its head says. worker: as it is connected. received_s: CLOCK_MONOTONIC of this
     host when it was known to be complete. waited: it was not here yet when `take` was called. released_s: when the slot was
-    given back that its worker could make it in; None where it had one from the beginning of its connection.
+    given back that its worker could make it in; None where it had one from the beginning of its connection. device: the pixels
+    where they lie on a GPU, not in the slot.
     """
 
     index: int  # type: ignore[assignment]
@@ -36,6 +38,12 @@ class TakenSlot(NamedTuple):
     received_s: float
     waited: bool = False
     released_s: float | None = None
+    device: DevicePixels | None = None
+
+    @property
+    def lost(self) -> bool:
+        """True where the pixels went with their worker: the batch must be taken again."""
+        return self.device is not None and self.device.lost
 
 
 @dataclass(frozen=True, slots=True)

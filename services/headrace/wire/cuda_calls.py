@@ -1,0 +1,144 @@
+"""Calls of the CUDA driver by cuda-bindings: results checked, the GPU's context current, copies waited for by the host.
+
+Nothing here was ever run on a GPU (docs/gpu.md). Without a driver the first call ends as TransportUnavailable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from headrace.core.errors import TransportUnavailable
+from headrace.wire.device_memory import HostBuffer
+
+# The one that tells MIG instances apart; from CUDA 13 on there is no other.
+UUID_CALL = "cuDeviceGetUuid_v2" if hasattr(driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+_OK = driver.CUresult.CUDA_SUCCESS
+# What people meet most, and what to do about it.
+_ADVICE = {
+    "CUDA_ERROR_NO_DEVICE": "this process sees no GPU: give its container one (NVIDIA_VISIBLE_DEVICES, nvidia.com/gpu)",
+    "CUDA_ERROR_INVALID_DEVICE": "this process sees fewer GPUs: name one that is there (CUDA_VISIBLE_DEVICES counts from 0)",
+    "CUDA_ERROR_OUT_OF_MEMORY": "the GPU has no memory left for it: smaller batches, a smaller window, or fewer tenants",
+    "CUDA_ERROR_NOT_SUPPORTED": "this GPU or its driver cannot do that: MIG, vGPU and some containers share no memory",
+    "CUDA_ERROR_NOT_PERMITTED": "the container may not do that; see docs/dataplane.md on sharing a GPU",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the driver's kernel module and library differ: restart the node",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "the fabric manager or the driver is not up yet on this node",
+}
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a driver function; returns what it gives beside its result, if anything. Raises TransportUnavailable."""
+    try:
+        function = getattr(driver, name)
+        code, *values = function(*arguments)
+    except AttributeError as error:
+        raise TransportUnavailable(f"these CUDA bindings have no {name}: install cuda-bindings 12.9 or later") from error
+    except RuntimeError as error:  # DynamicLibNotFoundError, or a driver that lacks the function
+        raise TransportUnavailable(_no_driver(name, error), reason="no driver") from error
+    check(name, code)
+    return values[0] if values else None
+
+
+def check(name: str, code: Any) -> None:
+    """Raise TransportUnavailable unless a driver function's result is CUDA_SUCCESS."""
+    if code != _OK:
+        text = getattr(code, "name", str(code))
+        raise TransportUnavailable(f"{name}: {text}" + (f" ({_ADVICE[text]})" if text in _ADVICE else ""), reason=text)
+
+
+def _no_driver(name: str, error: RuntimeError) -> str:
+    if "not found" in str(error).lower() and name in str(error):
+        return f"this machine's NVIDIA driver is too old: it has no {name}; install driver 525 or later"
+    return "no NVIDIA driver is here: this process sees no GPU (install the driver; in a container, ask for a GPU)"
+
+
+class Context:
+    """The primary context of one GPU, the one that torch, jax and the CUDA runtime use, too. Any thread."""
+
+    def __init__(self, ordinal: int) -> None:
+        call("cuInit", 0)
+        self.ordinal = ordinal
+        self.device = call("cuDeviceGet", ordinal)
+        self._lock = threading.Lock()
+        self._context: Any = None
+        self._stream: Any = None
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it this thread's, and give back the one that was: a trainer's thread has its own."""
+        with self._lock:
+            if self._context is None:
+                self._context = call("cuDevicePrimaryCtxRetain", self.device)
+        call("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            call("cuCtxPopCurrent")
+
+    def write(self, pointer: int, data: bytes | memoryview) -> None:
+        """Host to device, waited for."""
+        with self.current():
+            stream = self._copies()
+            call("cuMemcpyHtoDAsync", pointer, _address(data), len(data), stream)
+            call("cuStreamSynchronize", stream)
+
+    def read(self, pointer: int, out: memoryview) -> None:
+        """Device to host, waited for."""
+        with self.current():
+            stream = self._copies()
+            call("cuMemcpyDtoHAsync", _address(out), pointer, out.nbytes, stream)
+            call("cuStreamSynchronize", stream)
+
+    def host_buffer(self, nbytes: int) -> HostBuffer:
+        """Pinned host memory, usable from every context."""
+        with self.current():
+            address = int(call("cuMemHostAlloc", nbytes, driver.CU_MEMHOSTALLOC_PORTABLE))
+        return HostBuffer(_view(address, nbytes), lambda: self._free_host(address))
+
+    def _free_host(self, address: int) -> None:
+        with self.current():
+            call("cuMemFreeHost", address)
+
+    def _copies(self) -> Any:
+        """A stream of its own: the default one would wait for the trainer's kernels. Within `current`."""
+        with self._lock:
+            if self._stream is None:
+                self._stream = call("cuStreamCreate", int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            return self._stream
+
+    def attribute(self, name: str) -> int:
+        """A device attribute by the end of its name, 0 where driver or bindings do not know it."""
+        attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        if attribute is None:
+            return 0
+        try:
+            return int(call("cuDeviceGetAttribute", attribute, self.device))
+        except TransportUnavailable:
+            return 0
+
+    def close(self) -> None:
+        """Let go of the primary context; idempotent."""
+        with self._lock:
+            context, self._context = self._context, None
+            stream, self._stream = self._stream, None
+        if context is not None:
+            if stream is not None:
+                call("cuCtxPushCurrent", context)
+                call("cuStreamDestroy", stream)
+                call("cuCtxPopCurrent")
+            call("cuDevicePrimaryCtxRelease", self.device)
+
+
+def _address(data: bytes | memoryview) -> int:
+    """Also of what is read-only, which ctypes refuses. `data` must be kept until the copy is waited for."""
+    return int(np.frombuffer(data, np.uint8).ctypes.data)
+
+
+def _view(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_uint8 * nbytes).from_address(address)).cast("B")
