@@ -27,6 +27,7 @@ import pytest
 from headrace.cli.demo_prometheus import targets
 from headrace.core.errors import WaitTimeout
 from headrace.core.job import JobSpec
+from headrace.telemetry.panels_gpus import GPUS
 from headrace.testing.browser import Browser
 from headrace.testing.cluster import Cluster
 from headrace.testing.demo_dataset import make_demo_dataset
@@ -46,10 +47,14 @@ pytestmark = [needs_prometheus, pytest.mark.timeout(300)]
 DEADLINE_S = 90.0
 STEP_S = 0.5
 OPEN = "this fleet speaks no TLS"
+NO_GPU = "no worker has a GPU here"
 WELL = "nothing of the kind goes wrong here"
 
 # Panels and rules that find no series here, and why. What is not listed must find some.
 NOTHING_HERE = {
+    **dict.fromkeys((panel.title for panel in GPUS.panels if panel.nothing), NO_GPU),
+    "HeadraceGpuMemoryNearlyFull": NO_GPU,
+    "HeadraceJpegDecoderUnused": NO_GPU,
     "Batches that could not be made, by why": WELL,
     "Requests that the store failed, by why": WELL,
     "Calls refused, by why": WELL,
@@ -66,6 +71,7 @@ NOTHING_HERE = {
 AT_TIMES = {
     "What to do first": "a rank waits long",
     "Alerts": "an alert fires",
+    "Batches made in vain": "a lane moved while a batch was made",
     "Heartbeats not answered, by why": "a worker was stopped in the middle of one",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -287,7 +288,9 @@ def test_the_admin_api_with_its_token_and_what_is_open(fleet: Cluster) -> None:
         assert f"headrace_coordinator_tls_not_{end}_seconds 1." in get(fleet, "/metrics")
         scraped = get(fleet, "/metrics", address=fleet.workers[0].admin_address)
         assert f"headrace_worker_tls_not_{end}_seconds 1." in scraped
-    assert get(fleet, "/api/replica", token)["troubles"] == []
+    others_tests = ("were refused in", "failed in their TLS handshake")
+    told = get(fleet, "/api/replica", token)["troubles"]
+    assert [trouble for trouble in told if not any(words in trouble for words in others_tests)] == []
     for path in ("/docs", "/redoc"):
         with pytest.raises(urllib.error.HTTPError) as caught:
             get(fleet, path, token)
@@ -302,6 +305,27 @@ def test_http_without_tls_or_by_another_authority_is_not_answered(fleet: Cluster
         trust = ssl.create_default_context(cadata=Authority("others").pem.decode())
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
             urllib.request.urlopen(f"https://{address}/metrics", timeout=DEADLINE_S, context=trust)
+
+
+def test_who_keeps_being_turned_away_is_told_on_the_page_and_counted(fleet: Cluster) -> None:
+    address = fleet.coordinators[0].admin_address
+    for _ in range(10):
+        with pytest.raises(urllib.error.HTTPError):
+            get(fleet, "/api/jobs", OTHER)
+        with pytest.raises((OSError, urllib.error.URLError)):
+            urllib.request.urlopen(f"http://{address}/metrics", timeout=DEADLINE_S)
+    replica = get(fleet, "/api/replica", secured(fleet).token("admin"))
+    (token,) = [trouble for trouble in replica["troubles"] if "the admin API were refused" in trouble]
+    (tls,) = [trouble for trouble in replica["troubles"] if "TLS handshake" in trouble]
+    assert "HEADRACE_ADMIN_TOKEN_FILE" in token
+    assert "(a client of the admin address fails in its TLS handshake: http request)" in tls
+    assert {"call_refused"} <= {event["kind"] for event in replica["events"]}
+    counts = {
+        reason: float(re.search(rf'headrace_calls_refused_total{{reason="{reason}"}} (\S+)', get(fleet, "/metrics"))[1])
+        for reason in ("admin_unauthenticated", "tls")
+    }
+    assert min(counts.values()) >= 10
+    assert OTHER not in json.dumps(replica)
 
 
 def test_a_scraper_that_stalls_in_its_handshake_holds_nobody_up(fleet: Cluster) -> None:

@@ -16,6 +16,7 @@ import pytest
 from headrace.coordinator import status_page
 from headrace.coordinator.board import Board
 from headrace.core.events import BadSample
+from headrace.core.errors import PeerGone
 from headrace.core.job import JobSpec
 from headrace.core.records import RankRecord
 from headrace.core.starvation import CAUSES
@@ -87,7 +88,10 @@ def answers(page: Page) -> tuple[dict[str, Any], dict[str, Any], str, dict[str, 
     shown, text, widths = page.value(f"[document.documentElement.dataset.shown, document.body.innerText, {parts}]")
     paths = ["/".join(url.split("/")[3:]) for url in page.requests]
     for at in reversed([i for i, path in enumerate(paths) if path == "api/replica"]):
-        replica = json.loads(page.body(at))
+        try:
+            replica = json.loads(page.body(at))
+        except PeerGone:
+            continue  # of a poll that is still under way
         if replica["now_s"] == float(shown):
             job = next(i for i in range(at, len(paths)) if paths[i] == "api/jobs/train")
             return replica, json.loads(page.body(job)), text, {cause: float(width.rstrip("%")) for cause, width in widths}

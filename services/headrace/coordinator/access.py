@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.coordinator import status_page
+from headrace.coordinator import refusals, status_page
 from headrace.core.errors import Unauthenticated
 from headrace.core.job_token import hashes
 from headrace.wire.secret import HEADER, MAX_CHARS, MIN_CHARS, Secret, shown, well_formed
@@ -52,17 +52,25 @@ class Access:
 
 
 class AdminAccess:
-    """ASGI middleware: everything but OPEN_PATHS asks for the admin token."""
+    """ASGI middleware: everything but OPEN_PATHS asks for the admin token. turned_away: told (code, text) of who lacks it."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], token: Secret) -> None:
+    def __init__(
+        self,
+        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        token: Secret,
+        turned_away: Callable[[str, str], None],
+    ) -> None:
         self._app = app
         self._token = token
+        self._turned_away = turned_away
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._token.matches(self._given(scope)):
             await self._app(scope, receive, send)
             return
+        shows = "a wrong token" if self._given(scope) else "no token"
+        self._turned_away(refusals.ADMIN, f"a request to the admin API from {(scope.get('client') or ['?'])[0]} shows {shows}")
         detail = "the admin API asks for its token as `authorization: Bearer TOKEN`; commands take it from HEADRACE_ADMIN_TOKEN"
         body = json.dumps({"detail": f"{detail} or HEADRACE_ADMIN_TOKEN_FILE"}).encode()
         headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]

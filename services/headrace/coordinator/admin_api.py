@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 from fastapi import FastAPI, HTTPException, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from headrace.coordinator import status_page
 from headrace.coordinator.access import AdminAccess
@@ -39,7 +39,7 @@ def build(board: Board, ledger: Ledger, instruments: Instruments, manifests: Man
     # No pages at /docs and /redoc: they would have the browser load scripts from elsewhere.
     app = FastAPI(title="Headrace coordinator", version=metadata.version("headrace"), docs_url=None, redoc_url=None)
     if token is not None:
-        app.add_middleware(AdminAccess, token=token)
+        app.add_middleware(AdminAccess, token=token, turned_away=instruments.turned_away)
 
     status_page.add_to(app)
 
@@ -76,7 +76,7 @@ def _add_health(app: FastAPI, board: Board, ledger: Ledger, instruments: Instrum
     @app.get("/metrics", response_class=Response)
     async def scrape() -> Response:
         """Prometheus' text format."""
-        return Response(generate_latest(instruments.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(instruments.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _open_job(board: Board, name: str) -> tuple[JobState, JobRecord]:

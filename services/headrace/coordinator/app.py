@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Callable
 from functools import partial
 
 import structlog
 from prometheus_client import CollectorRegistry
 
-from headrace.coordinator import admin_api, store_redis
+from headrace.coordinator import admin_api, refusals, store_redis
 from headrace.coordinator.access import Access
 from headrace.coordinator.board import Board
 from headrace.coordinator.grpc_api import CoordinatorService, HeartbeatRules
@@ -111,7 +112,8 @@ def _secured(settings: CoordinatorSettings, instruments: Instruments) -> tuple[S
     """(the fleet's token, the admin API's, TLS). Raises ConfigInvalid, also for tokens without TLS."""
     fleet = secret("fleet_token", settings.fleet_token.get_secret_value(), settings.fleet_token_file)
     admin = secret("admin_token", settings.admin_token.get_secret_value(), settings.admin_token_file)
-    tls = service_security.server_tls(settings, instruments.tls_reloaded)
+    tls = service_security.server_tls(settings, instruments.tls_reloaded, _tls_refused(instruments))
+    instruments.secrets = tuple(found for found in (fleet, admin) if found is not None)
     instruments.certificate(tls)
     grpc_tokens = fleet is not None or settings.require_job_token
     addresses = [settings.grpc_address] if grpc_tokens else []
@@ -119,6 +121,10 @@ def _secured(settings: CoordinatorSettings, instruments: Instruments) -> tuple[S
     hosts = [split_address(address)[0] for address in addresses]
     service_security.check_plaintext(settings, bool(addresses), tls is not None, hosts, "this coordinator")
     return fleet, admin, tls
+
+
+def _tls_refused(instruments: Instruments) -> Callable[[str], None]:
+    return lambda why: instruments.turned_away(refusals.TLS, f"a client of the admin address fails in its TLS handshake: {why}")
 
 
 async def _serve(board: Board, server: GrpcServer, stop: asyncio.Event) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.coordinator.job_tables import last_used_us
 from headrace.coordinator.recent import judge_job, members_of
 from headrace.coordinator.recent_events import RecentEvents
+from headrace.coordinator.refusals import Refusals
 from headrace.core.events import JobState
 from headrace.core.session_plan import SessionPlan
 from headrace.core.verdict import VERDICTS
@@ -21,6 +22,7 @@ from headrace.telemetry import metrics
 
 if TYPE_CHECKING:
     from headrace.coordinator.board import Board
+    from headrace.wire.secret import Secret
     from headrace.wire.tls import ServerTls
 
 # A job that nobody has used for so long is not exported; it comes back with its first rank.
@@ -35,6 +37,9 @@ class Instruments:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.events = RecentEvents()
+        self.refusals = Refusals()
+        self.secrets: tuple[Secret, ...] = ()
+        self.series = 0
         self.certificate_valid_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self._moves = metrics.counter("headrace_lane_moves_total", registry)
         self._store_seconds = metrics.histogram("headrace_store_request_seconds", registry)
@@ -69,6 +74,19 @@ class Instruments:
     def refused(self, code: str) -> None:
         """A call was answered with an error."""
         self._refused.labels(code).inc()
+        self.refusals.note(code)
+
+    def turned_away(self, code: str, text: str) -> None:
+        """Somebody at the admin address was not let in."""
+        self._refused.labels(code).inc()
+        self.refusals.note(code, text)
+        self.events.add("call_refused", text, level="warning", group=code)
+
+    def exposition(self) -> bytes:
+        """All metrics as Prometheus reads them; counts their series."""
+        text = generate_latest(self.registry)
+        self.series = text.count(b"\n") - text.count(b"\n#") - text.startswith(b"#")
+        return text
 
     def tls_reloaded(self, reason: str) -> None:
         """The certificate's files changed: `ok`, or `refused` and the one before stays."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.recent_events import RecentEvent
+from headrace.telemetry.metrics import MOST_SERIES
 from headrace.wire.certificate import overdue
 
 # Leases are judged by the store's clock alone, so that a skew breaks nothing; but certificates and logs go by ours.
@@ -74,7 +75,7 @@ class Replica:
             store_failing_s=board.failing_s,
             store_ahead_s=ahead_s,
             certificate_not_after_s=not_after_s,
-            troubles=_troubles(board, ahead_s, left_s),
+            troubles=_troubles(board, ahead_s, left_s) + _outside(self._instruments),
             events=[_event(event) for event in self._instruments.events.newest()],
         )
 
@@ -98,6 +99,18 @@ def _troubles(board: Board, ahead_s: float, left_s: float | None) -> list[str]:
     if left_s is not None:
         when = f"expires in {_span(left_s)}" if left_s > 0 else "has expired"
         found.append(f"the coordinator's certificate {when}: put a new one in its place, nothing is restarted for it")
+    return found
+
+
+def _outside(instruments: Instruments) -> list[str]:
+    """What is wrong with those who come, and with the secrets that they are judged by."""
+    found = [f"{fault}; the token before stays in use" for secret in instruments.secrets if (fault := secret.fault)]
+    found += instruments.refusals.troubles()
+    if instruments.series > MOST_SERIES:
+        found.append(
+            f"this replica exports {instruments.series} series, more than {MOST_SERIES}: mostly many jobs, each under a new "
+            f"name; give trainings fixed names, a new attempt keeps the name"
+        )
     return found
 
 

@@ -45,6 +45,7 @@ class Secret:
         self._lock = threading.Lock()
         self._stamp: FileStamp | None = None
         self._tokens: tuple[str, ...] = ()
+        self._fault = ""
         if self._path is None:
             self._tokens = _parsed(name, text)
         else:
@@ -61,8 +62,14 @@ class Secret:
                 try:
                     self._read(self._path)
                 except ConfigInvalid as error:
+                    self._fault = error.message
                     log.error("token_refused", error=error.message, note="the one before stays in use")
             return self._tokens
+
+    @property
+    def fault(self) -> str:
+        """Why the file as it is now is of no use, so that the tokens before it stay; empty while it is."""
+        return self._fault if self.tokens else ""
 
     @property
     def metadata(self) -> Metadata:
@@ -90,6 +97,7 @@ class Secret:
             if stat.st_size > _MAX_FILE_BYTES:
                 raise ConfigInvalid(f"{self._name}: {path} is too large for a file of tokens", path=str(path))
             self._tokens = _parsed(f"{self._name} ({path})", path.read_text(encoding="utf-8", errors="replace"))
+            self._fault = ""
         except OSError as error:
             if self._stamp == NO_FILE:
                 return

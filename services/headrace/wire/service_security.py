@@ -29,7 +29,9 @@ def files_of(settings: TlsSettings) -> TlsFiles:
     return TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca)
 
 
-def server_tls(settings: TlsSettings, on_reload: Callable[[str], None]) -> ServerTls | None:
+def server_tls(
+    settings: TlsSettings, on_reload: Callable[[str], None], on_refused: Callable[[str], None] = lambda _: None
+) -> ServerTls | None:
     """What a service serves with; None: without TLS. Raises ConfigInvalid."""
     files = files_of(settings)
     if not files.cert and not settings.require_client_cert and not settings.require_client_cert_http:
@@ -39,6 +41,7 @@ def server_tls(settings: TlsSettings, on_reload: Callable[[str], None]) -> Serve
         require_client=settings.require_client_cert,
         require_client_http=settings.require_client_cert_http,
         on_reload=on_reload,
+        on_refused=on_refused,
     )
 
 

@@ -179,7 +179,8 @@ class Kept:
 class ServerTls:
     """A server's certificate, kept new. require_client, require_client_http: a client must show a certificate signed by `ca`.
 
-    on_reload: told `ok` or `refused` after each change of the files. Raises ConfigInvalid where the files cannot be used now.
+    on_reload: told `ok` or `refused` after each change of the files. on_refused: told why, for each HTTP client of an asyncio
+    server whose handshake fails (gRPC tells nobody). Raises ConfigInvalid where the files cannot be used now.
     """
 
     def __init__(
@@ -189,6 +190,7 @@ class ServerTls:
         require_client: bool = False,
         require_client_http: bool = False,
         on_reload: Callable[[str], None] = lambda _: None,
+        on_refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         if not files.cert:
             raise ConfigInvalid("a server's TLS needs tls_cert and tls_key", field="tls_cert")
@@ -197,6 +199,7 @@ class ServerTls:
         self._files = files
         self._require = require_client
         self._require_http = require_client_http
+        self._handshakes = _told(on_refused)
         self._kept = Kept(files, self._load, on_reload)
         self.newest()
 
@@ -213,7 +216,9 @@ class ServerTls:
 
     def _load(self) -> Material:
         found = read(self._files)
-        self._http = context(self._files, server=True, require_client=self._require_http)
+        made = context(self._files, server=True, require_client=self._require_http)
+        made.sslobject_class = self._handshakes
+        self._http = made
         return found
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
@@ -243,6 +248,21 @@ class ServerTls:
 
 def _grpc_configuration(material: Material) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(material.key, material.cert)], material.ca or None)
+
+
+def _told(on_refused: Callable[[str], None]) -> type[ssl.SSLObject]:
+    class Told(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            """See ssl. asyncio itself drops a connection whose handshake fails, and says nothing."""
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                on_refused((error.reason or str(error)).lower().replace("_", " "))
+                raise
+
+    return Told
 
 
 class _NewestContext(ssl.SSLContext):
