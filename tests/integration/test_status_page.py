@@ -15,8 +15,8 @@ import pytest
 
 from headrace.coordinator import status_page
 from headrace.coordinator.board import Board
-from headrace.core.events import BadSample
 from headrace.core.errors import PeerGone
+from headrace.core.events import BadSample
 from headrace.core.job import JobSpec
 from headrace.core.records import RankRecord
 from headrace.core.starvation import CAUSES
