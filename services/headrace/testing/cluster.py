@@ -186,10 +186,11 @@ class Cluster:
         with self._lock:
             self._restart(self.workers[number])
 
-    def add_worker(self, wait: bool = True) -> str:
-        """Start one more worker; returns its name. wait: until it listens."""
+    def add_worker(self, wait: bool = True, more: Sequence[str] = ()) -> str:
+        """Start one more worker; returns its name. wait: until it listens. more: flags of this one alone."""
         with self._lock:
             member = self._worker(len(self.workers))
+            member.arguments += more
             self.workers.append(member)
             member.start()
             if wait:
