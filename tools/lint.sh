@@ -8,6 +8,8 @@ bin=$(pwd)/.venv/bin
 say "ruff"
 "$bin/ruff" check --quiet .
 "$bin/ruff" format --check --quiet . || die "some files are not in the house style; run: make format"
+say "types of the GPU libraries"
+"$bin/python" tools/typings.py --check || die "run: $bin/python tools/typings.py"
 say "mypy --strict"
 "$bin/mypy" --no-error-summary
 say "directions of imports"

@@ -1,12 +1,12 @@
 """nvImageCodec: whole JPEGs decoded to RGB, on a GPU or on the CPU by the same calls.
 
-Which decoder takes a sample is decided before (codec_plan.Route). Each decoder of nvImageCodec gets the backends of one route, so
-that it has no load to balance: pixels would depend on neighbours.
+Which decoder takes a sample is decided before (codec_plan.Route). Each decoder of nvImageCodec gets the backends of one route,
+so that it has no load to balance: pixels would depend on neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -45,9 +45,14 @@ def _installed(package: str) -> str:
 
 
 class Codec:
-    """Decoders of one batch in flight; not for two threads at once. threads: of the CPU, for what backends do there."""
+    """Decoders of one batch in flight; not for two threads at once.
 
-    def __init__(self, device: Device, threads: int) -> None:
+    threads: of the CPU, for what backends do there. look_at_memory: called where a decoder refuses, which it does without a
+    reason; raises GpuMemoryFull if that may be for want of memory.
+    """
+
+    def __init__(self, device: Device, threads: int, look_at_memory: Callable[[], None] = lambda: None) -> None:
+        self._look_at_memory = look_at_memory
         self._decoders = {route: _decoder(device, kinds, threads) for route, kinds in _backends(device).items()}
         self._params = nvimgcodec.DecodeParams(
             # The orientation is applied by us, as for every engine: damaged EXIF counts as none.
@@ -57,10 +62,10 @@ class Codec:
         )
 
     def decode(self, route: Route, datas: Sequence[bytes], stream: int = 0) -> list[nvimgcodec.Image | None]:
-        """Decode JPEGs to uint8[H, W, 3]; None where the decoder refused twice.
+        """Decode JPEGs to uint8[H, W, 3]; None where the decoder refused twice. Raises what look_at_memory does.
 
-        stream: CUDA stream that the pixels are ready on. One that is refused is tried again alone, since on a GPU it may have
-        failed for want of memory.
+        stream: CUDA stream that the pixels are ready on. One that is refused is tried again alone, so that what was refused for
+        something that passes is not left to another decoder, which may round otherwise.
         """
         decoder = self._decoders[route]
         streams = [_open(data) for data in datas]
@@ -70,6 +75,7 @@ class Codec:
         for code_stream in streams:
             image = next(decoded) if code_stream is not None else None
             if image is None and code_stream is not None:
+                self._look_at_memory()
                 image = decoder.decode(code_stream, params=self._params, cuda_stream=stream)
             images.append(image)
         return images
@@ -94,8 +100,11 @@ def _backends(device: Device) -> dict[Route, tuple[nvimgcodec.BackendKind, ...]]
     """The kinds of backend of each route; on the CPU all routes are one decoder's, so that they can be tried there."""
     if device.gpu is None:
         return {Route.HARDWARE: (nvimgcodec.BackendKind.CPU_ONLY,), Route.CUDA: (nvimgcodec.BackendKind.CPU_ONLY,)}
-    cuda = {Route.CUDA: (nvimgcodec.BackendKind.GPU_ONLY, nvimgcodec.BackendKind.HYBRID_CPU_GPU)}
-    return {Route.HARDWARE: (nvimgcodec.BackendKind.HW_GPU_ONLY,), **cuda} if device.hardware else cuda
+    kinds: dict[Route, tuple[nvimgcodec.BackendKind, ...]]
+    kinds = {Route.CUDA: (nvimgcodec.BackendKind.GPU_ONLY, nvimgcodec.BackendKind.HYBRID_CPU_GPU)}
+    if device.hardware:
+        kinds[Route.HARDWARE] = (nvimgcodec.BackendKind.HW_GPU_ONLY,)
+    return kinds
 
 
 def _decoder(device: Device, kinds: tuple[nvimgcodec.BackendKind, ...], threads: int) -> nvimgcodec.Decoder:

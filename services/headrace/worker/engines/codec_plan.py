@@ -30,6 +30,8 @@ class Route(IntEnum):
 _HARDWARE_SAMPLING = {(1, 1), (2, 1), (2, 2)}
 # Sides in pixels. Tiny images cost more to upload and launch than to decode; the JPEG engine's upper limit is 16384.
 _LEAST_SIDE, _HARDWARE_MOST_SIDE = 16, 8192
+# A row that is scaled to more pixels than that on its way is left to the native core, which makes its window alone.
+_MOST_SCALED_PIXELS = 4_000_000
 # EXIF orientations that swap rows and columns, which no operator used here does.
 _TURNED = 5
 
@@ -49,11 +51,14 @@ def route_of(header: ImageHeader, hardware: bool) -> Route:
 def routes_of(rows: Rows, hardware: bool) -> NDArray[np.uint8]:
     """uint8[B] of Route for a batch.
 
-    The `cpu` engine takes what is bad already, since it knows the reason; and a row whose crop reaches over the image's edge.
+    The `cpu` engine takes what is bad already, since it knows the reason; rows whose crop reaches over the image's edge; and
+    rows that are huge on their way.
     """
     routes = np.full(len(rows.samples), Route.HOST, np.uint8)
+    fits = np.ones(len(rows.samples), np.bool_)
+    if rows.geometry is not None:
+        fits = rows.geometry.inside & (rows.geometry.numbers[:, 4:6].prod(axis=1) <= _MOST_SCALED_PIXELS)
     for row, probe in enumerate(rows.probes):
-        inside = rows.geometry is None or rows.geometry.inside[row]
-        if probe is not None and inside and rows.known_bad(row) == "none":
+        if probe is not None and fits[row] and rows.known_bad(row) == "none":
             routes[row] = route_of(probe.header, hardware)
     return routes

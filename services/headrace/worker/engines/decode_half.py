@@ -98,7 +98,7 @@ class DecodeHalf:
     def _make(self, rows: Rows, keys: Sequence[tuple[int, int]], which: list[int]) -> tuple[Pixels, RunResult]:
         """Rows by the `cpu` engine, and why some are bad."""
         pixels: Pixels = np.empty(self._cpu_spec.shape(len(which)), np.uint8)
-        out = memoryview(pixels.reshape(-1))
+        out = pixels.reshape(-1).data
         result = self._cpu.run([rows.samples[row] for row in which], [keys[row] for row in which], out)
         rows.reasons[which] = result.reasons
         return pixels, result

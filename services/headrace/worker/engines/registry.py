@@ -5,10 +5,10 @@ from __future__ import annotations
 from headrace.core.errors import ConfigInvalid, EngineUnsupported
 from headrace.worker.engines.protocol import Engine
 
-NAMES = ("cpu", "cpu-libs", "dali", "dali-gpu", "nvimgcodec", "null")
+NAMES = ("cpu", "cpu-libs", "dali", "dali-gpu", "cvcuda", "nvimgcodec", "null")
 
 # The extra that installs what an engine imports; `worker` where none is named.
-EXTRAS = {"dali": "dali", "dali-gpu": "dali", "nvimgcodec": "gpu"}
+EXTRAS = {"dali": "dali", "dali-gpu": "dali", "cvcuda": "gpu", "nvimgcodec": "gpu"}
 
 
 def create(name: str, threads: int) -> Engine:
@@ -30,6 +30,10 @@ def create(name: str, threads: int) -> Engine:
             from headrace.worker.engines.dali import DaliEngine
 
             return DaliEngine(threads, find_native(), None if name == "dali" else 0)
+        if name == "cvcuda":
+            from headrace.worker.engines.cvcuda import CvcudaEngine
+
+            return CvcudaEngine(threads)
         if name == "nvimgcodec":
             from headrace.worker.engines.nvimgcodec import NvimgcodecEngine
 
@@ -38,7 +42,9 @@ def create(name: str, threads: int) -> Engine:
             from headrace.worker.engines.null import NullEngine
 
             return NullEngine()
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         extra = EXTRAS.get(name, "worker")
         raise EngineUnsupported(f"engine {name} needs {error.name}: pip install 'headrace[{extra}]'", engine=name) from error
+    except ImportError as error:  # it is installed, and cannot be loaded: CV-CUDA's without a driver
+        raise EngineUnsupported(f"engine {name} cannot be loaded: {error}", engine=name) from error
     raise ConfigInvalid(f"no engine is named {name!r}; there are: {', '.join(NAMES)}")

@@ -1,0 +1,191 @@
+"""The calls of CV-CUDA: one batch in flight on one GPU, with its own stream, decoders and buffers.
+
+All that these calls are told is worked out before, in cvcuda_plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import cvcuda
+import numpy as np
+from numpy.typing import NDArray
+from nvidia import nvimgcodec
+
+from headrace.core.errors import GpuMemoryFull
+from headrace.worker.engines import cuda_runtime
+from headrace.worker.engines.codec import Codec, Device
+from headrace.worker.engines.cuda_runtime import DeviceBuffer, PinnedBuffer, Timer
+from headrace.worker.engines.cvcuda_plan import ALIGN, GpuPlan, Target
+from headrace.worker.engines.pixels import Pixels
+
+# CV-CUDA keeps what it allocated for calls to come; as shapes vary it would keep ever more.
+CACHE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """An array on the GPU, as CV-CUDA takes it. strides: in bytes; None: C-contiguous. stream: whose order its bytes follow."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: str
+    stream: int
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "data": (self.pointer, False),
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": np.dtype(self.dtype).str,
+            "stream": self.stream,
+        }
+
+
+def start_library() -> None:
+    """Bound what CV-CUDA keeps on this thread's GPU."""
+    cvcuda.set_cache_limit_inbytes(CACHE_BYTES)
+
+
+class Lane:
+    """One batch in flight. Not for two threads at once; each call within cuda_runtime.use(gpu)."""
+
+    def __init__(self, device: Device, threads: int) -> None:
+        self._stream = cvcuda.Stream()
+        self.stream = self._stream.handle
+        self.codec = Codec(device, threads, cuda_runtime.look_at_memory)
+        self.timer = Timer()
+        self._numbers = PinnedBuffer()
+        self._made = PinnedBuffer()
+        self._finished = PinnedBuffer()
+        self._on_device = [DeviceBuffer() for _ in range(4)]
+
+    def close(self) -> None:
+        """Give back all that it holds on the GPU."""
+        self.sync()
+        self.codec.close()
+        self.timer.close()
+        for pinned in (self._numbers, self._made, self._finished):
+            pinned.free()
+        for buffer in self._on_device:
+            buffer.free()
+
+    def sync(self) -> None:
+        """Wait for all that was asked. What was decoded may be reused from then on, and not before."""
+        self._stream.sync()
+
+    def scratch(self, nbytes: int) -> int:
+        """Device memory for a batch that goes to the host."""
+        return self._on_device[3].at_least(nbytes)
+
+    def host(self, nbytes: int) -> memoryview:
+        """Pinned host memory for a batch on its way."""
+        return self._finished.at_least(nbytes)
+
+    def write(
+        self,
+        plan: GpuPlan,
+        target: Target,
+        images: Mapping[int, nvimgcodec.Image],
+        made: Mapping[int, Pixels],
+        pointer: int,
+    ) -> None:
+        """Ask for a batch at `pointer`, of target.shape; it is there after `sync`. Raises GpuMemoryFull.
+
+        images, made: the rows that have pixels, decoded here or made by the host; the others get what may be there.
+        """
+        try:
+            sources = self._sources(plan, images, made)
+            scaled = plan.scaled_rows
+            if scaled:
+                offsets, nbytes = plan.places_of_scaled()
+                first = self._on_device[1].at_least(nbytes)
+                resized = {row: self._image(first + offset, plan.sizes[row]) for row, offset in offsets.items()}
+                # Pillow's filter, as the contract has it; hq_resize repeats an image's outermost pixels, as DALI's resize does.
+                cvcuda.pillowresize_into(
+                    cvcuda.as_images([resized[row] for row in scaled], cvcuda.Format.RGB8),
+                    cvcuda.as_images([sources[row] for row in scaled], cvcuda.Format.RGB8),
+                    cvcuda.Interp.LINEAR,
+                    stream=self._stream,
+                )
+                sources |= resized
+            self._finish(plan, target, [sources[row] for row in range(len(plan.flips))], pointer)
+        except (RuntimeError, MemoryError) as error:
+            raise as_headrace(error) from error
+
+    def _finish(self, plan: GpuPlan, target: Target, sources: Sequence[DeviceArray], pointer: int) -> None:
+        """The second call: window, flips, normalisation, cast and layout."""
+        count = len(sources)
+        size = (int(plan.windows[0, 3]), int(plan.windows[0, 2]))
+        windows, flips, base, scale = self._upload_numbers([plan.windows, plan.flips, target.base, target.scale])
+        out = DeviceArray(pointer, target.shape(size, count), target.dtype, self.stream)
+        cvcuda.crop_flip_normalize_reformat_into(
+            _tensor(out, target.layout),
+            cvcuda.as_images(list(sources), cvcuda.Format.RGB8),
+            _tensor(DeviceArray(windows, (count, 1, 1, 4), "int32", self.stream), "NHWC"),
+            _tensor(DeviceArray(flips, (count, 1), "int32", self.stream), "NC"),
+            _tensor(DeviceArray(base, (1, 1, 1, 3), "float32", self.stream), "NHWC"),
+            _tensor(DeviceArray(scale, (1, 1, 1, 3), "float32", self.stream), "NHWC"),
+            stream=self._stream,
+        )
+
+    def _sources(
+        self, plan: GpuPlan, images: Mapping[int, nvimgcodec.Image], made: Mapping[int, Pixels]
+    ) -> dict[int, DeviceArray]:
+        """Each row's pixels on the GPU: the cut of its decoded image, or what the host made, or anything of the right size."""
+        height, width = (int(side) for side in plan.windows[0, :1:-1])
+        each = -(-3 * height * width // ALIGN) * ALIGN
+        staged = self._made.at_least(each * len(made))
+        first = self._on_device[0].at_least(each * (len(made) + 1))
+        sources = {row: _cut(image, plan.cuts[row], self.stream) for row, image in images.items()}
+        for place, (row, pixels) in enumerate(made.items()):
+            np.frombuffer(staged, np.uint8, pixels.size, place * each).reshape(pixels.shape)[...] = pixels
+            sources[row] = self._image(first + place * each, plan.sizes[row])
+        cuda_runtime.upload(first, self._made.pointer, each * len(made), self.stream)
+        nothing = self._image(first + len(made) * each, (height, width))
+        return {row: sources.get(row, nothing) for row in range(len(plan.flips))}
+
+    def _image(self, pointer: int, size: Sequence[int] | NDArray[np.int64]) -> DeviceArray:
+        return DeviceArray(pointer, (int(size[0]), int(size[1]), 3), "uint8", self.stream)
+
+    def _upload_numbers(self, arrays: Sequence[NDArray[Any]]) -> list[int]:
+        """Copy small arrays to the GPU in one piece; returns their addresses."""
+        starts, end = [], 0
+        for array in arrays:
+            starts.append(end)
+            end += -(-array.nbytes // ALIGN) * ALIGN
+        staged = np.frombuffer(self._numbers.at_least(end), np.uint8)
+        first = self._on_device[2].at_least(end)
+        for start, array in zip(starts, arrays, strict=True):
+            staged[start : start + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+        cuda_runtime.upload(first, self._numbers.pointer, end, self.stream)
+        return [first + start for start in starts]
+
+
+def _tensor(array: DeviceArray, layout: str) -> cvcuda.Tensor:
+    # The stubs name the class that the library makes of whatever has __cuda_array_interface__.
+    return cvcuda.as_tensor(cast("cvcuda.ExternalBuffer", array), layout)
+
+
+def _cut(image: nvimgcodec.Image, cut: NDArray[np.int64], stream: int) -> DeviceArray:
+    """A view of a decoded image: no copy."""
+    y, x, height, width = cut.tolist()
+    interface = image.__cuda_array_interface__
+    pitch, step = (interface["strides"] or (3 * image.width, 3))[:2]
+    pointer = interface["data"][0] + y * pitch + x * step
+    return DeviceArray(pointer, (height, width, 3), "uint8", stream, (pitch, step, 1))
+
+
+def as_headrace(error: Exception) -> Exception:
+    """GpuMemoryFull if that is what a library's error, of no class of its own, says; else the error itself."""
+    text = str(error).lower().replace("_", " ")
+    if isinstance(error, MemoryError) or "out of memory" in text or "memory allocation" in text:
+        return GpuMemoryFull(
+            f"no GPU memory for a batch: {error}; give the worker a GPU of its own, or the job a smaller batch"
+        )
+    return error
