@@ -25,6 +25,7 @@ from headrace.telemetry import logging
 from headrace.telemetry.parent import exit_with_parent
 from headrace.testing import barcode, contact_sheet
 from headrace.testing.journal import JournalWriter, Taken
+from headrace.testing.memfd_device import memfd_device
 
 SHEET_IMAGES = 32
 
@@ -35,7 +36,7 @@ class RankTask:
     stop_after: ends without a goodbye after that many batches (0: never), as a trainer that is killed would.
     journal: file that has each batch as it was taken, also if this process is killed; or empty. out: may be empty;
     nothing is kept then. until: file with the number of the epoch at whose begin to end, or empty: a training
-    that nobody knew the length of."""
+    that nobody knew the length of. memfd_gpu: takes batches on memory of this machine that stands for a GPU."""
 
     coordinators: str
     job: dict[str, Any]
@@ -54,6 +55,7 @@ class RankTask:
     join_deadline_s: float = 60.0
     journal: str = ""
     until: str = ""
+    memfd_gpu: bool = False
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ def main() -> None:
             world=task.world,
             epochs=task.epochs,
             transport=task.transport,
+            device=memfd_device() if task.memfd_gpu else None,
             wait_deadline_s=task.wait_deadline_s,
             join_deadline_s=task.join_deadline_s,
         ) as stream:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 from cuda.bindings import driver
@@ -18,7 +18,8 @@ from headrace.core.errors import TransportUnavailable
 from headrace.wire.device_memory import HostBuffer
 
 # The one that tells MIG instances apart; from CUDA 13 on there is no other.
-UUID_CALL = "cuDeviceGetUuid_v2" if hasattr(driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+device_uuid = driver.cuDeviceGetUuid_v2 if hasattr(driver, "cuDeviceGetUuid_v2") else driver.cuDeviceGetUuid
+P = ParamSpec("P")
 _OK = driver.CUresult.CUDA_SUCCESS
 # What people meet most, and what to do about it.
 _ADVICE = {
@@ -32,16 +33,13 @@ _ADVICE = {
 }
 
 
-def call(name: str, *arguments: Any) -> Any:
+def call(function: Callable[P, tuple[Any, ...]], *arguments: P.args, **named: P.kwargs) -> Any:
     """Call a driver function; returns what it gives beside its result, if anything. Raises TransportUnavailable."""
     try:
-        function = getattr(driver, name)
-        code, *values = function(*arguments)
-    except AttributeError as error:
-        raise TransportUnavailable(f"these CUDA bindings have no {name}: install cuda-bindings 12.9 or later") from error
+        code, *values = function(*arguments, **named)
     except RuntimeError as error:  # DynamicLibNotFoundError, or a driver that lacks the function
-        raise TransportUnavailable(_no_driver(name, error), reason="no driver") from error
-    check(name, code)
+        raise TransportUnavailable(_no_driver(function.__name__, error), reason="no driver") from error
+    check(function.__name__, code)
     return values[0] if values else None
 
 
@@ -62,9 +60,9 @@ class Context:
     """The primary context of one GPU, the one that torch, jax and the CUDA runtime use, too. Any thread."""
 
     def __init__(self, ordinal: int) -> None:
-        call("cuInit", 0)
+        call(driver.cuInit, 0)
         self.ordinal = ordinal
-        self.device = call("cuDeviceGet", ordinal)
+        self.device = call(driver.cuDeviceGet, ordinal)
         self._lock = threading.Lock()
         self._context: Any = None
         self._stream: Any = None
@@ -74,43 +72,51 @@ class Context:
         """Make it this thread's, and give back the one that was: a trainer's thread has its own."""
         with self._lock:
             if self._context is None:
-                self._context = call("cuDevicePrimaryCtxRetain", self.device)
-        call("cuCtxPushCurrent", self._context)
+                self._context = call(driver.cuDevicePrimaryCtxRetain, self.device)
+        call(driver.cuCtxPushCurrent, self._context)
         try:
             yield
         finally:
-            call("cuCtxPopCurrent")
+            call(driver.cuCtxPopCurrent)
 
     def write(self, pointer: int, data: bytes | memoryview) -> None:
         """Host to device, waited for."""
         with self.current():
             stream = self._copies()
-            call("cuMemcpyHtoDAsync", pointer, _address(data), len(data), stream)
-            call("cuStreamSynchronize", stream)
+            call(driver.cuMemcpyHtoDAsync, pointer, _address(data), len(data), stream)
+            call(driver.cuStreamSynchronize, stream)
 
     def read(self, pointer: int, out: memoryview) -> None:
         """Device to host, waited for."""
         with self.current():
             stream = self._copies()
-            call("cuMemcpyDtoHAsync", _address(out), pointer, out.nbytes, stream)
-            call("cuStreamSynchronize", stream)
+            call(driver.cuMemcpyDtoHAsync, _address(out), pointer, out.nbytes, stream)
+            call(driver.cuStreamSynchronize, stream)
 
     def host_buffer(self, nbytes: int) -> HostBuffer:
         """Pinned host memory, usable from every context."""
         with self.current():
-            address = int(call("cuMemHostAlloc", nbytes, driver.CU_MEMHOSTALLOC_PORTABLE))
+            address = int(call(driver.cuMemHostAlloc, nbytes, driver.CU_MEMHOSTALLOC_PORTABLE))
         return HostBuffer(_view(address, nbytes), lambda: self._free_host(address))
 
     def _free_host(self, address: int) -> None:
         with self.current():
-            call("cuMemFreeHost", address)
+            call(driver.cuMemFreeHost, address)
 
     def _copies(self) -> Any:
         """A stream of its own: the default one would wait for the trainer's kernels. Within `current`."""
         with self._lock:
             if self._stream is None:
-                self._stream = call("cuStreamCreate", int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+                self._stream = call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
             return self._stream
+
+    def name(self) -> str:
+        """For people; that of a MIG instance has `MIG` in it."""
+        return bytes(call(driver.cuDeviceGetName, 256, self.device)).split(b"\0")[0].decode(errors="replace")
+
+    def uuid(self) -> bytes:
+        """16 bytes, those of the instance where it is one of MIG."""
+        return bytes(call(device_uuid, self.device).bytes)
 
     def attribute(self, name: str) -> int:
         """A device attribute by the end of its name, 0 where driver or bindings do not know it."""
@@ -118,7 +124,7 @@ class Context:
         if attribute is None:
             return 0
         try:
-            return int(call("cuDeviceGetAttribute", attribute, self.device))
+            return int(call(driver.cuDeviceGetAttribute, attribute, self.device))
         except TransportUnavailable:
             return 0
 
@@ -129,10 +135,10 @@ class Context:
             stream, self._stream = self._stream, None
         if context is not None:
             if stream is not None:
-                call("cuCtxPushCurrent", context)
-                call("cuStreamDestroy", stream)
-                call("cuCtxPopCurrent")
-            call("cuDevicePrimaryCtxRelease", self.device)
+                call(driver.cuCtxPushCurrent, context)
+                call(driver.cuStreamDestroy, stream)
+                call(driver.cuCtxPopCurrent)
+            call(driver.cuDevicePrimaryCtxRelease, self.device)
 
 
 def _address(data: bytes | memoryview) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+from uuid import UUID
 
 from headrace.core.errors import TransportUnavailable
 from headrace.wire.device_memory import Device, DeviceMemory
@@ -14,7 +14,7 @@ def open_device(ordinal: int) -> Device:
     Raises TransportUnavailable: no bindings, no driver, one that is too old, no such GPU.
     """
     try:
-        from headrace.wire.cuda_calls import UUID_CALL, Context, call
+        from headrace.wire.cuda_calls import Context
         from headrace.wire.cuda_legacy import LegacyMemory
         from headrace.wire.cuda_vmm import VmmMemory
     except ImportError as error:
@@ -22,8 +22,8 @@ def open_device(ordinal: int) -> Device:
             f"sharing GPU memory needs {error.name or 'cuda-bindings'}: pip install 'headrace[gpu]'", reason="no bindings"
         ) from error
     context = Context(ordinal)
-    name = bytes(call("cuDeviceGetName", 256, context.device)).split(b"\0")[0].decode(errors="replace")
-    text = uuid_text(bytes(call(UUID_CALL, context.device).bytes), mig="MIG " in name)
+    name = context.name()
+    uuid = uuid_text(context.uuid(), mig="MIG " in name)
     memories: list[DeviceMemory] = []
     lacks = ""
     vmm = "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
@@ -33,9 +33,9 @@ def open_device(ordinal: int) -> Device:
     else:
         memories.append(VmmMemory(context))
     memories.append(LegacyMemory(context))
-    return Device(text, name, tuple(memories), lacks)
+    return Device(uuid, name, tuple(memories), lacks)
 
 
 def uuid_text(data: bytes, *, mig: bool = False) -> str:
     """A GPU's UUID as nvidia-smi writes it; a MIG instance has one of its own."""
-    return f"{'MIG' if mig else 'GPU'}-{uuid.UUID(bytes=data)}"
+    return f"{'MIG' if mig else 'GPU'}-{UUID(bytes=data)}"

@@ -34,24 +34,24 @@ class LegacyMemory:
         """See DeviceMemory."""
         size = round_up(nbytes, GRANULARITY)
         with self._context.current():
-            return Block(int(call("cuMemAlloc", size)), size, False)
+            return Block(int(call(driver.cuMemAlloc, size)), size, False)
 
     def export(self, block: Block) -> Handle:
         """See DeviceMemory."""
         with self._context.current():
-            return Handle(data=handle_bytes(call("cuIpcGetMemHandle", block.pointer)))
+            return Handle(data=handle_bytes(call(driver.cuIpcGetMemHandle, block.pointer)))
 
     def import_block(self, handle: Handle, nbytes: int) -> Block:
         """See DeviceMemory."""
         lazy = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         with self._context.current():
-            pointer = int(call("cuIpcOpenMemHandle", handle_of(handle.data), int(lazy)))
+            pointer = int(call(driver.cuIpcOpenMemHandle, handle_of(handle.data), int(lazy)))
         return Block(pointer, round_up(nbytes, GRANULARITY), True)
 
     def free(self, block: Block) -> None:
         """See DeviceMemory."""
         with self._context.current():
-            call("cuIpcCloseMemHandle" if block.imported else "cuMemFree", block.pointer)
+            call(driver.cuIpcCloseMemHandle if block.imported else driver.cuMemFree, block.pointer)
 
     def write(self, pointer: int, data: bytes | memoryview) -> None:
         """See DeviceMemory."""

@@ -41,17 +41,17 @@ class VmmMemory:
         """See DeviceMemory."""
         with self._context.current():
             size = round_up(nbytes, self._granule())
-            handle = call("cuMemCreate", size, allocation(self.gpu), 0)
+            handle = call(driver.cuMemCreate, size, allocation(self.gpu), 0)
             try:
                 return Block(self._map(handle, size), size, False, _Mapping(handle))
             except BaseException:
-                call("cuMemRelease", handle)
+                call(driver.cuMemRelease, handle)
                 raise
 
     def export(self, block: Block) -> Handle:
         """See DeviceMemory."""
         with self._context.current():
-            return Handle(int(call("cuMemExportToShareableHandle", block.state.handle, _FD, 0)))
+            return Handle(int(call(driver.cuMemExportToShareableHandle, block.state.handle, _FD, 0)))
 
     def import_block(self, handle: Handle, nbytes: int) -> Block:
         """See DeviceMemory."""
@@ -59,20 +59,20 @@ class VmmMemory:
             raise TransportUnavailable("the worker's descriptor of its GPU memory did not come")
         with self._context.current():
             size = round_up(nbytes, self._granule())
-            physical = call("cuMemImportFromShareableHandle", handle.fd, _FD)
+            physical = call(driver.cuMemImportFromShareableHandle, handle.fd, _FD)
             try:
                 pointer = self._map(physical, size)
             finally:
-                call("cuMemRelease", physical)  # the mapping keeps the memory
+                call(driver.cuMemRelease, physical)  # the mapping keeps the memory
             return Block(pointer, size, True, _Mapping(None))
 
     def free(self, block: Block) -> None:
         """See DeviceMemory."""
         with self._context.current():
-            call("cuMemUnmap", block.pointer, block.nbytes)
-            call("cuMemAddressFree", block.pointer, block.nbytes)
+            call(driver.cuMemUnmap, block.pointer, block.nbytes)
+            call(driver.cuMemAddressFree, block.pointer, block.nbytes)
             if block.state.handle is not None:
-                call("cuMemRelease", block.state.handle)
+                call(driver.cuMemRelease, block.state.handle)
 
     def write(self, pointer: int, data: bytes | memoryview) -> None:
         """See DeviceMemory."""
@@ -92,23 +92,23 @@ class VmmMemory:
 
     def _map(self, handle: Any, size: int) -> int:
         """Map physical memory where there is room, readable and writable on this GPU."""
-        pointer = call("cuMemAddressReserve", size, 0, 0, 0)
+        pointer = call(driver.cuMemAddressReserve, size, 0, 0, 0)
         mapped = False
         try:
-            call("cuMemMap", pointer, size, 0, handle, 0)
+            call(driver.cuMemMap, pointer, size, 0, handle, 0)
             mapped = True
-            call("cuMemSetAccess", pointer, size, [access(self.gpu)], 1)
+            call(driver.cuMemSetAccess, pointer, size, [access(self.gpu)], 1)
         except BaseException:
             if mapped:
-                call("cuMemUnmap", pointer, size)
-            call("cuMemAddressFree", pointer, size)
+                call(driver.cuMemUnmap, pointer, size)
+            call(driver.cuMemAddressFree, pointer, size)
             raise
         return int(pointer)
 
     def _granule(self) -> int:
         if not self._granularity:
             minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-            self._granularity = int(call("cuMemGetAllocationGranularity", allocation(self.gpu), minimum))
+            self._granularity = int(call(driver.cuMemGetAllocationGranularity, allocation(self.gpu), minimum))
         return self._granularity
 
 

@@ -30,10 +30,13 @@ from headrace.telemetry.settings import load
 from headrace.telemetry.tasks import end
 from headrace.wire import service_security
 from headrace.wire.calls import Calls
+from headrace.wire.cuda_device import open_device
 from headrace.wire.malloc import tune_malloc
 from headrace.wire.secret import Secret, secret
 from headrace.wire.tls import ServerTls
 from headrace.worker import socket_dir
+from headrace.worker.device_share import DeviceShare
+from headrace.worker.engines.protocol import Engine
 from headrace.worker.gauges import export_gpus
 from headrace.worker.health import Health
 from headrace.worker.lease_loop import Identity, LeaseLoop
@@ -75,7 +78,13 @@ async def run(settings: WorkerSettings) -> None:
     stats = WorkerStats(CollectorRegistry(), settings.batches_in_flight)
     engine = make_engine(settings.engine, settings.cores)
     sessions = Sessions()
-    limits = Limits(settings.batches_in_flight, settings.read_ahead_bytes, settings.read_deadline_s, engine.batches_at_once)
+    limits = Limits(
+        settings.batches_in_flight,
+        settings.read_ahead_bytes,
+        settings.read_deadline_s,
+        engine.batches_at_once,
+        engine.memory,
+    )
     producer = Producer(settings.worker_id, engine.fingerprint, sessions, stats, limits)
     toolbox = Toolbox(engine, partial(open_source, roots=Roots.of(settings.data_roots)))
     register = RankRegister(producer, worker=settings.worker_id, tokens_of=sessions.token_hashes)
@@ -89,7 +98,7 @@ async def run(settings: WorkerSettings) -> None:
         grpc_server = GrpcServer(register, settings.grpc_address, credentials=tls.grpc_credentials() if tls else None)
         await grpc_server.start()
         stack.push_async_callback(grpc_server.close, 1.0)
-        local_server, socket_path = _local_server(settings, register)
+        local_server, socket_path = _local_server(settings, register, engine)
         if local_server is not None:
             await local_server.start()
             stack.push_async_callback(local_server.close, 1.0)
@@ -148,13 +157,22 @@ async def _drain(
     log.warning("drained", lanes_handed_back=False, note="no coordinator answered; the lanes move when the leases end")
 
 
-def _local_server(settings: WorkerSettings, register: RankRegister) -> tuple[LocalServer | None, str]:
+def _device_share(settings: WorkerSettings, engine: Engine) -> DeviceShare:
+    """The GPU is opened for the first trainer that asks: a context takes some hundred megabytes of it."""
+    if settings.gpu < 0 and engine.name not in GPU_ENGINES:
+        return DeviceShare(
+            why_not=f"the worker's engine {engine.name} makes batches in host memory (with --gpu 0 it copies them to the GPU)"
+        )
+    return DeviceShare(partial(open_device, max(settings.gpu, 0)))
+
+
+def _local_server(settings: WorkerSettings, register: RankRegister, engine: Engine) -> tuple[LocalServer | None, str]:
     if not settings.socket_dir:
         return None, ""
     directory = Path(settings.socket_dir)
     mode = socket_dir.prepare(directory, int(settings.socket_group) if settings.socket_group else None)
     path = directory / f"{settings.worker_id}.sock"
-    return LocalServer(register, path, mode=mode), str(path)
+    return LocalServer(register, path, mode=mode, devices=_device_share(settings, engine)), str(path)
 
 
 def _secured(settings: WorkerSettings, stats: WorkerStats) -> tuple[Secret | None, ServerTls | None]:

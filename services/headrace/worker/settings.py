@@ -73,6 +73,13 @@ class WorkerSettings(SecuritySettings):
         "all have it; `dali` is DALI on the CPU, `dali-gpu` on the first GPU (docs/engines.md); "
         "`null` leaves pixels as they are: for measuring overhead.",
     )
+    gpu: int = Field(
+        -1,
+        ge=-1,
+        le=1023,
+        description="Ordinal of the GPU on which trainers of this node get their batches (cuda_ipc). -1: the first for engines "
+        "that work on a GPU, none for others, which copy their batches to the one that is named here.",
+    )
     threads: int = Field(0, ge=0, le=1024, description="Threads that decode; 0: one for each core this process may use.")
     batches_in_flight: int = Field(
         3,
