@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headrace.core.errors import EngineUnsupported, HeadraceError
+from headrace.testing import numpy_lane
 from headrace.worker.engines import native, registry
 from headrace.worker.engines.protocol import Engine
 
@@ -42,11 +43,15 @@ ENTRIES = (
     Entry("dali-gpu", 24, 1.5, mean_levels_unscaled=1.0, decode_levels=1.0, edge_levels=40, fingerprint="dali-gpu-1;dali="),
     # As above. Its floats are the GPU's arithmetic, not a table; some operations it has not, and the others in one order only.
     Entry("cvcuda", 24, 1.5, 1.0, 1.0, edge_levels=24, float_slack=4, partial=True, fingerprint="cvcuda-1;cvcuda="),
+    # The same engine, on lanes of numpy: all of it but CV-CUDA's own calls.
+    Entry("cvcuda-on-numpy", 1, 0.3, 0.01, float_slack=4, partial=True, fingerprint="cvcuda-1;cvcuda=none,nvimgcodec="),
     # The decode half of cvcuda on the CPU: libjpeg-turbo again, to the bit.
     Entry("nvimgcodec", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01, fingerprint="nvimgcodec-1;nvimgcodec="),
 )
 # Engines of the registry that make no pixels, and so keep no contract.
 NO_PIXELS = frozenset({"null"})
+# Engines that are made here alone, by name.
+MADE_HERE: dict[str, Callable[[int], Engine]] = {"cvcuda-on-numpy": numpy_lane.engine}
 # Engines of the design. Each joins once the registry names it.
 DESIGNED = ("cpu", "dali", "dali-gpu", "cvcuda")
 
@@ -54,10 +59,10 @@ DESIGNED = ("cpu", "dali", "dali-gpu", "cvcuda")
 @functools.cache
 def why_not(name: str) -> str:
     """Why an engine does not run here; empty if it does."""
-    if name not in registry.NAMES:
+    if name not in registry.NAMES and name not in MADE_HERE:
         return "not in the registry"
     try:
-        registry.create(name, 1).close()
+        MADE_HERE.get(name, functools.partial(registry.create, name))(1).close()
     except (HeadraceError, EngineUnsupported) as error:
         return error.message
     return ""
@@ -79,7 +84,7 @@ def runnable() -> list[Entry]:
 
 def report() -> Iterator[str]:
     """A line for each engine: whether the suites ran over it."""
-    for name in dict.fromkeys([*DESIGNED, *registry.NAMES]):
+    for name in dict.fromkeys([*DESIGNED, *registry.NAMES, *MADE_HERE]):
         if name not in NO_PIXELS:
             reason = why_not(name)
             if name == "cpu" and not reason and no_core():
@@ -90,4 +95,4 @@ def report() -> Iterator[str]:
 
 def make(entry: Entry, threads: int = 2) -> Engine:
     """The engine itself; close it."""
-    return registry.create(entry.name, threads)
+    return MADE_HERE.get(entry.name, functools.partial(registry.create, entry.name))(threads)

@@ -37,7 +37,7 @@ def entry(request: pytest.FixtureRequest) -> Entry:
 
 @pytest.fixture
 def engine(entry: Entry):
-    made = registry.create(entry.name, 2)
+    made = engine_entries.make(entry)
     yield made
     made.close()
 
@@ -193,7 +193,7 @@ def test_a_row_depends_on_nothing_but_its_own(entry: Entry) -> None:
     keys = keys_of(len(datas))
     pixels = {}
     for threads in (1, 3):
-        made = registry.create(entry.name, threads)
+        made = engine_entries.make(entry, threads)
         spec = PipelineSpec(ops=all_of(made))
         pixels[threads], _ = run(made, spec, samples_of(datas), keys)
         order = np.random.default_rng(threads).permutation(len(datas))
@@ -275,8 +275,12 @@ def test_jobs_run_side_by_side_without_meeting(engine: Engine) -> None:
 
 
 def test_fingerprint_is_one_word_and_lasting(engine: Engine, entry: Entry) -> None:
-    assert engine.fingerprint == registry.create(entry.name, 1).fingerprint
-    path = "native=1," if entry.name in ("cpu", "cvcuda", "dali") and not engine_entries.no_core() else "cykooz-resizer="
+    assert engine.fingerprint == engine_entries.make(entry, 1).fingerprint
+    path = (
+        "native=1,"
+        if entry.name in ("cpu", "cvcuda", "cvcuda-on-numpy", "dali") and not engine_entries.no_core()
+        else "cykooz-resizer="
+    )
     assert engine.fingerprint.startswith(entry.fingerprint)
     assert path in engine.fingerprint
     assert not set(engine.fingerprint) & set(" \t\n")

@@ -6,28 +6,29 @@ has a lane (stream, decoders, buffers) of its own, so that one is decoded while 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Protocol
 
 import numpy as np
+from nvidia import nvimgcodec
 
 from headrace.core.errors import EngineUnsupported, HeadraceError
 from headrace.core.pipeline_spec import PipelineSpec
 from headrace.core.placement import visible
 from headrace.telemetry.nvml import Nvml, NvmlFailed, NvmlMissing
-from headrace.worker.engines import codec, cuda_runtime, cvcuda_plan
-from headrace.worker.engines.codec import Device
+from headrace.worker.engines import codec, cvcuda_plan
+from headrace.worker.engines.codec import Codec, Device
 from headrace.worker.engines.cpu import CpuEngine, find_native
-from headrace.worker.engines.cvcuda_lane import Lane, as_headrace, start_library
+from headrace.worker.engines.cvcuda_plan import GpuPlan, Target
 from headrace.worker.engines.decode_half import Decoded, DecodeHalf
 from headrace.worker.engines.output import Writer
+from headrace.worker.engines.pixels import Pixels
 from headrace.worker.engines.protocol import DeviceSlot, Out, RunResult, Sample
 
 # Raise when a change of this package can change a pixel.
@@ -38,11 +39,12 @@ BATCHES_AT_ONCE = 3
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """The GPU that CUDA calls the first, and its driver."""
+    """The GPU that CUDA calls the first, its driver, and the version of CV-CUDA."""
 
     name: str
     driver: str
     jpeg_engine: bool
+    cvcuda: str
 
 
 def first_gpu() -> GpuFacts:
@@ -55,59 +57,116 @@ def first_gpu() -> GpuFacts:
         raise EngineUnsupported(f"engine cvcuda needs a GPU: {error}", engine="cvcuda") from error
     if not gpus:
         raise EngineUnsupported("engine cvcuda needs a GPU, and CUDA_VISIBLE_DEVICES shows none", engine="cvcuda")
-    return GpuFacts(gpus[0].name, driver, bool(gpus[0].jpeg))
+    return GpuFacts(gpus[0].name, driver, bool(gpus[0].jpeg), version("cvcuda-cu12"))
 
 
 def fingerprint(facts: GpuFacts, device: Device, cpu: str) -> str:
     """Versions of all that decodes and augments, driver, GPU model, whether it has a JPEG engine, backend; without spaces."""
     model = facts.name.replace(" ", "_")
-    libraries = f"cvcuda={version('cvcuda-cu12')},{codec.versions(device)},driver={facts.driver},gpu={model}"
+    libraries = f"cvcuda={facts.cvcuda},{codec.versions(device)},driver={facts.driver},gpu={model}"
     return f"cvcuda-{VERSION};{libraries};{cpu}"
 
 
-class CvcudaEngine:
-    """On the first GPU that this process may use. threads: of the CPU, for headers, checks and what the GPU doesn't decode.
+class Lane(Protocol):
+    """One batch in flight: a stream, decoders and buffers. Not for two threads at once. All raise GpuMemoryFull.
 
-    Raises EngineUnsupported (id: engine) where there is no GPU.
+    stream: CUDA's. codec: its decoders. What is asked for is done in order, and surely done after `sync`.
     """
+
+    stream: int
+    codec: Codec
+
+    def mark(self, place: int) -> None:
+        """Note moment 0, 1 or 2 of a batch."""
+        ...
+
+    def seconds(self) -> tuple[float, float]:
+        """From moment 0 to 1 and from 1 to 2, after sync."""
+        ...
+
+    def scratch(self, nbytes: int) -> int:
+        """Address of device memory for a batch that goes on to the host."""
+        ...
+
+    def host(self, nbytes: int) -> memoryview:
+        """Host memory for a batch on its way."""
+        ...
+
+    def write(
+        self,
+        plan: GpuPlan,
+        target: Target,
+        images: Mapping[int, nvimgcodec.Image],
+        made: Mapping[int, Pixels],
+        pointer: int,
+    ) -> None:
+        """Ask for a batch of target.shape at a device address.
+
+        images, made: the rows that have pixels, decoded by the lane's codec or made by the host; others get what may be there.
+        """
+        ...
+
+    def download(self, out: memoryview, pointer: int) -> None:
+        """Copy from a device address to `out`."""
+        ...
+
+    def upload(self, pointer: int, data: memoryview) -> None:
+        """Copy `data` to a device address."""
+        ...
+
+    def sync(self) -> None:
+        """Wait for all that was asked; what was decoded may be thrown away from then on, and not before."""
+        ...
+
+    def close(self) -> None:
+        """Give back all that it holds."""
+        ...
+
+
+class Lanes(Protocol):
+    """Makes lanes of one GPU. gpu: ordinal in this process. device: what codecs are made for."""
+
+    gpu: int
+    device: Device
+
+    def use(self) -> None:
+        """Make the GPU the calling thread's."""
+        ...
+
+    def new(self, threads: int) -> Lane:
+        """A lane, with so many threads of the CPU. Raises GpuMemoryFull."""
+        ...
+
+
+class CvcudaEngine:
+    """threads: of the CPU, for headers, checks and what the GPU doesn't decode. lanes: of the GPU that it works on."""
 
     name = "cvcuda"
     ops = frozenset({"resize", "center_crop", "random_crop", "random_resized_crop", "horizontal_flip", "vertical_flip"})
     memory = frozenset({"host", "cuda"})
     batches_at_once = BATCHES_AT_ONCE
 
-    def __init__(self, threads: int) -> None:
-        facts = first_gpu()
-        self.device = Device(0, facts.jpeg_engine)
+    def __init__(self, threads: int, facts: GpuFacts, lanes: Lanes) -> None:
         self.cpu = CpuEngine(threads, find_native())
-        self.fingerprint = fingerprint(facts, self.device, self.cpu.fingerprint)
+        self.fingerprint = fingerprint(facts, lanes.device, self.cpu.fingerprint)
         self.pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="headrace-codec")
+        self.lanes = lanes
         self._threads = threads
         self._idle: queue.LifoQueue[Lane] = queue.LifoQueue()
-        self._on_gpu = threading.local()
 
     @contextmanager
     def lane(self) -> Iterator[Lane]:
         """A lane for one call: an idle one, or a new one where all are in use. It comes back with nothing under way."""
-        if not getattr(self._on_gpu, "chosen", False):
-            cuda_runtime.use(self.device.gpu or 0)
-            start_library()
-            self._on_gpu.chosen = True
+        self.lanes.use()
         try:
             one = self._idle.get_nowait()
         except queue.Empty:
-            one = self._new_lane()
+            one = self.lanes.new(self._threads)
         try:
             yield one
         finally:
             one.sync()
             self._idle.put(one)
-
-    def _new_lane(self) -> Lane:
-        try:
-            return Lane(self.device, self._threads)
-        except (RuntimeError, MemoryError) as error:
-            raise as_headrace(error) from error
 
     def prepare(self, spec: PipelineSpec, seed: int) -> PreparedCvcuda:
         """Make ready for a job. Raises EngineUnsupported (ids: engine, op) for operations that it lacks, or out of order."""
@@ -118,7 +177,7 @@ class CvcudaEngine:
         self.pool.shutdown(cancel_futures=True)
         self.cpu.close()
         while not self._idle.empty():
-            cuda_runtime.use(self.device.gpu or 0)
+            self.lanes.use()
             self._idle.get_nowait().close()
 
 
@@ -130,21 +189,21 @@ class PreparedCvcuda:
         self._spec = spec
         self._engine = engine
         self._target = cvcuda_plan.target_of(spec.output)
-        self._half = DecodeHalf(spec, seed, engine.cpu, engine.device.hardware, fused)
+        self._half = DecodeHalf(spec, seed, engine.cpu, engine.lanes.device.hardware, fused)
         self._writer = Writer(spec)
 
     def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: Out) -> RunResult:
         """See PreparedEngine.run. Raises HeadraceError if `out` is not a slot for these samples, GpuMemoryFull."""
         self._check_slot(out, len(samples))
         with self._engine.lane() as lane:
-            lane.timer.mark(0, lane.stream)
+            lane.mark(0)
             decoded = self._half.run(samples, keys, lane.codec, self._engine.pool, lane.stream)
-            lane.timer.mark(1, lane.stream)
+            lane.mark(1)
             if samples:
                 self._write(lane, decoded, out)
-            lane.timer.mark(2, lane.stream)
+            lane.mark(2)
             lane.sync()
-            decode_s, augment_s = lane.timer.seconds()
+            decode_s, augment_s = lane.seconds()
         return RunResult(decoded.rows.reasons, decoded.decode_s + decode_s, decoded.augment_s + augment_s)
 
     def close(self) -> None:
@@ -164,30 +223,25 @@ class PreparedCvcuda:
         if self._target.by_host:
             self._write_by_host(lane, pointer, nbytes, count, out)
         elif isinstance(out, memoryview):
-            cuda_runtime.download(_address(out), pointer, nbytes, lane.stream)
+            lane.download(out, pointer)
 
     def _write_by_host(self, lane: Lane, pointer: int, nbytes: int, count: int, out: Out) -> None:
         """Make the slot's format on the host, of pixels that the GPU left as uint8; then copy it back, if the slot is there."""
         slot_bytes = self._spec.pixel_bytes(count)
         staged = lane.host(nbytes + (slot_bytes if isinstance(out, DeviceSlot) else 0))
-        cuda_runtime.download(_address(staged), pointer, nbytes, lane.stream)
+        lane.download(staged[:nbytes], pointer)
         lane.sync()
         host_out = staged[nbytes:] if isinstance(out, DeviceSlot) else out
         rows = self._writer.view(host_out, count)
         pixels = np.frombuffer(staged[:nbytes], np.uint8).reshape(count, *self._spec.out_size, 3)
         list(self._engine.pool.map(self._writer.write, pixels, rows))
         if isinstance(out, DeviceSlot):
-            cuda_runtime.upload(out.pointer, _address(host_out), slot_bytes, lane.stream)
+            lane.upload(out.pointer, host_out)
 
     def _check_slot(self, out: Out, count: int) -> None:
         if not isinstance(out, DeviceSlot):
             self._writer.view(out, count)
             return
-        needed = self._spec.pixel_bytes(count)
-        if out.nbytes != needed or out.gpu != self._engine.device.gpu:
-            where = f"GPU {self._engine.device.gpu}"
-            raise HeadraceError(f"{count} rows need a slot of {needed} bytes on {where}, not {out.nbytes} on GPU {out.gpu}")
-
-
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_ubyte.from_buffer(view)) if view.nbytes else 0
+        needed, gpu = self._spec.pixel_bytes(count), self._engine.lanes.gpu
+        if (out.nbytes, out.gpu) != (needed, gpu):
+            raise HeadraceError(f"{count} rows need a slot of {needed} bytes on GPU {gpu}, not {out.nbytes} on GPU {out.gpu}")

@@ -1,10 +1,11 @@
-"""The calls of CV-CUDA: one batch in flight on one GPU, with its own stream, decoders and buffers.
+"""The calls of CV-CUDA: lanes on a real GPU (engines.cvcuda.Lane). Of the engine this file alone needs one to be imported.
 
 All that these calls are told is worked out before, in cvcuda_plan.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,6 +19,7 @@ from headrace.core.errors import GpuMemoryFull
 from headrace.worker.engines import cuda_runtime
 from headrace.worker.engines.codec import Codec, Device
 from headrace.worker.engines.cuda_runtime import DeviceBuffer, PinnedBuffer, Timer
+from headrace.worker.engines.cvcuda import CvcudaEngine, first_gpu
 from headrace.worker.engines.cvcuda_plan import ALIGN, GpuPlan, Target
 from headrace.worker.engines.pixels import Pixels
 
@@ -47,19 +49,40 @@ class DeviceArray:
         }
 
 
-def start_library() -> None:
-    """Bound what CV-CUDA keeps on this thread's GPU."""
-    cvcuda.set_cache_limit_inbytes(CACHE_BYTES)
+def engine_on_first_gpu(threads: int) -> CvcudaEngine:
+    """The engine on the first GPU that this process may use. Raises EngineUnsupported (id: engine) where there is none."""
+    facts = first_gpu()
+    return CvcudaEngine(threads, facts, GpuLanes(0, facts.jpeg_engine))
 
 
-class Lane:
-    """One batch in flight. Not for two threads at once; each call within cuda_runtime.use(gpu)."""
+class GpuLanes:
+    """Lanes of a GPU of this process."""
+
+    def __init__(self, gpu: int, jpeg_engine: bool) -> None:
+        self.gpu = gpu
+        self.device = Device(gpu, jpeg_engine)
+
+    def use(self) -> None:
+        """Make the GPU the calling thread's."""
+        cuda_runtime.use(self.gpu)
+
+    def new(self, threads: int) -> GpuLane:
+        """A lane; what CV-CUDA keeps on this GPU is bounded. Raises GpuMemoryFull."""
+        try:
+            cvcuda.set_cache_limit_inbytes(CACHE_BYTES)
+            return GpuLane(self.device, threads)
+        except (RuntimeError, MemoryError) as error:
+            raise as_headrace(error) from error
+
+
+class GpuLane:
+    """See engines.cvcuda.Lane. Each call in a thread that uses the GPU."""
 
     def __init__(self, device: Device, threads: int) -> None:
         self._stream = cvcuda.Stream()
         self.stream = self._stream.handle
         self.codec = Codec(device, threads, cuda_runtime.look_at_memory)
-        self.timer = Timer()
+        self._timer = Timer()
         self._numbers = PinnedBuffer()
         self._made = PinnedBuffer()
         self._finished = PinnedBuffer()
@@ -69,15 +92,23 @@ class Lane:
         """Give back all that it holds on the GPU."""
         self.sync()
         self.codec.close()
-        self.timer.close()
+        self._timer.close()
         for pinned in (self._numbers, self._made, self._finished):
             pinned.free()
         for buffer in self._on_device:
             buffer.free()
 
     def sync(self) -> None:
-        """Wait for all that was asked. What was decoded may be reused from then on, and not before."""
+        """Wait for all that was asked."""
         self._stream.sync()
+
+    def mark(self, place: int) -> None:
+        """Note moment 0, 1 or 2 in the stream's order."""
+        self._timer.mark(place, self.stream)
+
+    def seconds(self) -> tuple[float, float]:
+        """Of the stream, between the moments."""
+        return self._timer.seconds()
 
     def scratch(self, nbytes: int) -> int:
         """Device memory for a batch that goes to the host."""
@@ -87,6 +118,14 @@ class Lane:
         """Pinned host memory for a batch on its way."""
         return self._finished.at_least(nbytes)
 
+    def download(self, out: memoryview, pointer: int) -> None:
+        """Copy to the host, in the stream's order."""
+        cuda_runtime.download(_address(out), pointer, out.nbytes, self.stream)
+
+    def upload(self, pointer: int, data: memoryview) -> None:
+        """Copy to the device, in the stream's order."""
+        cuda_runtime.upload(pointer, _address(data), data.nbytes, self.stream)
+
     def write(
         self,
         plan: GpuPlan,
@@ -95,10 +134,7 @@ class Lane:
         made: Mapping[int, Pixels],
         pointer: int,
     ) -> None:
-        """Ask for a batch at `pointer`, of target.shape; it is there after `sync`. Raises GpuMemoryFull.
-
-        images, made: the rows that have pixels, decoded here or made by the host; the others get what may be there.
-        """
+        """See engines.cvcuda.Lane."""
         try:
             sources = self._sources(plan, images, made)
             scaled = plan.scaled_rows
@@ -165,6 +201,11 @@ class Lane:
             staged[start : start + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
         cuda_runtime.upload(first, self._numbers.pointer, end, self.stream)
         return [first + start for start in starts]
+
+
+def _address(view: memoryview) -> int:
+    """Of writable, contiguous memory."""
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(view)) if view.nbytes else 0
 
 
 def _tensor(array: DeviceArray, layout: str) -> cvcuda.Tensor:

@@ -1,9 +1,9 @@
 """Damage within a JPEG's scan, for decoders that do not tell of it.
 
-nvImageCodec decodes over damaged Huffman code as if nothing were there: of 200 photos with 40 random bytes overwritten it refused
-none. What libjpeg warns of is damage by docs/decode_contract.md, so libjpeg is asked: it reads all of the Huffman code, but only
-an eighth of the rows and columns is transformed, which is some half of a whole decode's work. Its verdict is that of the whole
-decode, a pure function of the bytes.
+nvImageCodec decodes over damaged Huffman code as if nothing were there: of 200 photos with 40 random bytes overwritten it
+refused none. What libjpeg warns of is damage by docs/decode_contract.md, so libjpeg is asked: it reads all of the Huffman code,
+but only an eighth of the rows and columns is transformed, which is some half of a whole decode's work. Its verdict is that of
+the whole decode, a pure function of the bytes.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ def create(name: str, threads: int) -> Engine:
 
             return DaliEngine(threads, find_native(), None if name == "dali" else 0)
         if name == "cvcuda":
-            from headrace.worker.engines.cvcuda import CvcudaEngine
+            from headrace.worker.engines.cvcuda_lane import engine_on_first_gpu
 
-            return CvcudaEngine(threads)
+            return engine_on_first_gpu(threads)
         if name == "nvimgcodec":
             from headrace.worker.engines.nvimgcodec import NvimgcodecEngine
 
