@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from headrace.testing.simulation.run import run
 from headrace.testing.simulation.sockets import ROOM, Node, SimulatedSocket
 from headrace.testing.simulation.store import SimulatedStore, StoreClient
 from headrace.testing.simulation.trace import Trace
+from headrace.testing.simulation.world import World
 
 SEEDS = (11, 1064, 5003)
 
@@ -77,6 +79,15 @@ def test_runs_leave_nothing_behind() -> None:
 
 
 @pytest.mark.timeout(600)
+def test_runs_are_let_go_of_whole() -> None:
+    """Ten thousand in one process: what outlives a run must not hold it."""
+    for seed in range(3):
+        run(seed)
+    gc.collect()
+    worlds = [found for found in gc.get_objects() if isinstance(found, World)]
+    assert len(worlds) <= 1, f"{len(worlds)} of 3"  # what ran last may be in a frame or a cache of the event loop's
+
+
 def test_a_campaign_runs_each_seed_once() -> None:
     """Over two processes."""
     totals = campaign(300, 7, 2, keep_going=True, seen=lambda _: None)

@@ -324,10 +324,13 @@ class Rank:
 
     def end(self) -> None:
         """Let go of sockets and memory."""
+        private: Any = self.stream
+        if private is not None and private._abandoned is not None:
+            private._abandoned.detach()  # it would keep the whole run: here what it calls leads back to the stream
         if self.intake is not None:
-            private: Any = self.intake
-            self.intake.close()
-            private._links.close()
+            intake: Any = self.intake
+            intake.close()
+            intake._links.close()
             self.intake = None
 
     def _now_s(self) -> float:
