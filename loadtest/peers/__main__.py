@@ -5,8 +5,8 @@
     python -m loadtest.peers --images 2000 --rounds 1 --peers headrace_shm,dali --works train --out /tmp/try
 
 Each peer gets an environment of its own, made once from loadtest/peers/envs/*.txt with pip, and photos are made once; both lie
-below --cache (several GB). FFCV builds from source: apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ first, or it
-is left out and the page says why.
+below --cache (several GB). SPDL and FFCV need more than pip brings: apt-get install ffmpeg libopencv-dev libturbojpeg0-dev
+pkg-config g++, or they are left out and the page says why.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from loadtest.peers import accounting, dataset, environments, measure, pixels, plot
-from loadtest.peers.contestants import BY_NAME, CONTESTANTS, OURS, WORKS
+from loadtest.peers.contestants import BY_NAME, CONTESTANTS, OURS, WORKS, Contestant
 from loadtest.peers.driver import DriverFailed
 from loadtest.peers.page import Run, page
-from loadtest.peers.stages import stages
+from loadtest.peers.stages import stages, tcp_ms
 from loadtest.peers.table import Trial
 
 RESULTS = Path(__file__).parents[1] / "results"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace-peers"
 LARGE_SHARE = 4  # photos of 1600x1200 are so many times fewer
+STAGES_S = 20.0
 STAGE_PHOTOS, STAGE_ROUNDS = {"small": 256, "large": 48}, 5
 
 
@@ -47,22 +48,28 @@ def main() -> None:
         return
     load = os.getloadavg()[0]
     able = [contestant for contestant in contestants if contestant.env in pythons]
-    places = [measure.Place(one, work, photos[work.photos], pythons[one.env]) for work in works for one in able]
+    places = [
+        measure.Place(one, work, photos[work.photos], pythons[one.env])
+        for work in works
+        for one in able
+        if not (one.main_only and work is not WORKS[0])
+    ]
     some = next(name for name in ("small", "large") if name in photos)
     checked = [measure.Place(one, works[0], photos[some], pythons[one.env]) for one in able]
     apart, broken = _check(checked, settings)
     left_out |= broken
     places = [place for place in places if place.contestant.title not in broken]
-    trials = _rounds(places, settings, args.rounds)
+    trials = _rounds(places, settings, args.rounds, began_s + 60 * args.minutes - STAGES_S)
     trained = [work for work in works if work.kind == "train"]
     run = Run(
         trials=trials,
-        machine=_machine(settings, args.rounds, load, time.monotonic() - began_s),
+        machine=_machine(settings, load, time.monotonic() - began_s),
         command=" ".join(["python -m loadtest.peers", *sys.argv[1:]]),
         left_out={title.replace("*", ""): why for title, why in left_out.items()},
         apart=apart,
         photos={name: _words(made) for name, made in photos.items()},
         stages={work.name: stages(photos[work.photos], STAGE_PHOTOS[work.photos], STAGE_ROUNDS) for work in trained},
+        tcp_ms=tcp_ms(),
     )
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "peers.md").write_text(page(run))
@@ -74,9 +81,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=4, help="of training on small photos; the other works have half as many")
-    parser.add_argument("--images", type=int, default=12800, help="a measurement ends after so many")
-    parser.add_argument("--seconds", type=float, default=6.0, help="or after so long")
+    parser.add_argument("--rounds", type=int, default=9, help="at most; works but the first take part in every other one")
+    parser.add_argument("--minutes", type=float, default=19.0, help="no round begins that would end later than this")
+    parser.add_argument("--images", type=int, default=12800, help="a measurement ends after so many, but not within a batch")
+    parser.add_argument("--seconds", type=float, default=5.0, help="or after so long")
     parser.add_argument("--warm-s", type=float, default=1.0, help="what is not measured at its begin, besides three batches")
     parser.add_argument("--photos", type=int, default=4096, help="in the data set of 500x375, a multiple of 1024")
     parser.add_argument("--threads", type=int, default=0, help="workers or threads of each loader; 0: one a core")
@@ -94,7 +102,7 @@ def _photos(args: argparse.Namespace, wanted: set[str]) -> dict[str, dataset.Pho
     return {name: dataset.make(args.cache / "photos" / f"{name}-{counts[name]}", counts[name], draws[name]) for name in wanted}
 
 
-def _pythons(cache: Path, contestants: list) -> tuple[dict[str, Path], dict[str, str]]:  # type: ignore[type-arg]
+def _pythons(cache: Path, contestants: list[Contestant]) -> tuple[dict[str, Path], dict[str, str]]:
     """Python by environment, and the titles of those that have none, with the reason."""
     pythons, left_out = {OURS: measure.our_python()}, {}
     for env in dict.fromkeys(contestant.env for contestant in contestants if contestant.env != OURS):
@@ -102,8 +110,12 @@ def _pythons(cache: Path, contestants: list) -> tuple[dict[str, Path], dict[str,
         if python:
             pythons[env] = python
         else:
-            left_out |= {one.title: why for one in contestants if one.env == env}
+            left_out |= {one.title: _left_out(one, why) for one in contestants if one.env == env}
     return pythons, left_out
+
+
+def _left_out(contestant: Contestant, why: str) -> str:
+    return f"{why} (needs {contestant.needs})" if contestant.needs else why
 
 
 def _check(
@@ -116,7 +128,7 @@ def _check(
         try:
             found = pixels.check(place, settings)
         except DriverFailed as failed:
-            broken[place.contestant.title] = f"does not run: {failed}"
+            broken[place.contestant.title] = _left_out(place.contestant, f"does not run: {failed}")
             print(f"{name} {broken[place.contestant.title]}", flush=True)
             continue
         apart |= {(name, kind): levels for kind, levels in found.items()}
@@ -124,41 +136,52 @@ def _check(
     return apart, broken
 
 
-def _rounds(places: list[measure.Place], settings: measure.Settings, rounds: int) -> list[Trial]:
-    """Interleaved: each round measures every place once, beginning with another."""
-    trials = []
+def _rounds(places: list[measure.Place], settings: measure.Settings, rounds: int, end_s: float) -> list[Trial]:
+    """Interleaved: each round measures every loader once, beginning with another. Ends before a round that is too long."""
+    trials: list[Trial] = []
+    took_s: dict[str, float] = {}
+    works = list(dict.fromkeys(place.work for place in places))
     for number in range(rounds):
-        first = number * len(places) // max(rounds, 1)
-        for place in [*places[first:], *places[:first]]:
-            if number >= max(1, round(rounds * place.work.rounds_share)):
-                continue
-            try:
-                trial = measure.measure(place, settings, number)
-            except DriverFailed as failed:
-                print(f"round {number + 1}: {place.contestant.name} failed: {failed}", flush=True)
-                continue
-            trials.append(trial)
-            print(
-                f"round {number + 1}: {place.work.name} {trial.contestant}: {trial.rate:.0f} images/s, "
-                f"{trial.cpu_ms:.2f} CPU s per 1,000, {trial.peak_bytes / 1e6:.0f} MB, first after {trial.first_s:.1f} s",
-                flush=True,
-            )
+        due = [work for work in works if number % work.every == 0]
+        if time.monotonic() + sum(took_s.get(work.name, 0.0) for work in due) > end_s:
+            due = due[:1]
+        if time.monotonic() + sum(took_s.get(work.name, 0.0) for work in due) > end_s:
+            break
+        for work in due:
+            began_s = time.monotonic()
+            those = [place for place in places if place.work is work]
+            first = number * len(those) // rounds
+            for place in [*those[first:], *those[:first]]:
+                trials += _trial(place, settings, number)
+            took_s[work.name] = time.monotonic() - began_s
     return trials
+
+
+def _trial(place: measure.Place, settings: measure.Settings, number: int) -> list[Trial]:
+    """One measurement, or none if it fails."""
+    name = f"round {number + 1}: {place.work.name} {place.contestant.name}"
+    try:
+        trial = measure.measure(place, settings, number)
+    except DriverFailed as failed:
+        print(f"{name} failed: {failed}", flush=True)
+        return []
+    numbers = f"{trial.rate:.0f} images/s, {trial.cpu_ms:.2f} CPU s per 1,000, {trial.peak_bytes / 1e6:.0f} MB"
+    print(f"{name}: {numbers}, first after {trial.first_s:.1f} s", flush=True)
+    return [trial]
 
 
 def _words(photos: dataset.Photos) -> str:
     return f"{photos.count} photos, {photos.mean_bytes / 1e3:.0f} kB each on average; 3% gray, 5% progressive."
 
 
-def _machine(settings: measure.Settings, rounds: int, load: float, seconds: float) -> str:
+def _machine(settings: measure.Settings, load: float, seconds: float) -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     cpus = f"{measure.threads_here()} CPUs ({names[0] if names else platform.machine()})"
     limit = f"{settings.seconds:g} s or {settings.images} images"
     return (
         f"{cpus}, {settings.threads} workers or threads each, Python {platform.python_version()}, {datetime.now(UTC).date()}. "
-        f"{rounds} interleaved rounds of up to {limit} each (half as many rounds but for the first work), in "
-        f"{seconds / 60:.0f} minutes. Load average before: {load:.1f}."
+        f"Interleaved rounds of up to {limit} each, {seconds / 60:.0f} minutes in all. Load average before: {load:.1f}."
     )
 
 

@@ -14,7 +14,8 @@ class Contestant:
     """A loader as it is measured.
 
     env: requirements under envs/, OURS for Headrace's own. driver: file under drivers/. fleet: whether the harness runs
-    coordinator and worker beside it. antialias: whether its resize is antialiased. remark: what a reader must know.
+    coordinator and worker beside it. antialias: whether its resize is antialiased. remark: what a reader must know. needs: what
+    pip does not bring. main_only: measured on the first work alone.
     """
 
     name: str
@@ -25,6 +26,8 @@ class Contestant:
     fleet: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     remark: str = ""
+    needs: str = ""
+    main_only: bool = False
 
 
 CONTESTANTS = (
@@ -62,7 +65,9 @@ CONTESTANTS = (
         antialias=False,
         remark="INTER_LINEAR",
     ),
-    Contestant("webdataset", "WebDataset, Pillow", "webdataset", "webdataset", remark="tars, PyTorch's workers"),
+    Contestant(
+        "webdataset", "WebDataset, Pillow", "webdataset", "webdataset", remark="tars, PyTorch's workers", main_only=True
+    ),
     Contestant("dali", "DALI, CPU", "dali", "dali", remark="in the consumer's process"),
     Contestant(
         "tfdata",
@@ -80,6 +85,7 @@ CONTESTANTS = (
         "tfdata",
         options={"antialias": True, "service": False},
         remark="in the consumer's process, `antialias=True`",
+        main_only=True,
     ),
     Contestant(
         "tfdata_service",
@@ -90,26 +96,43 @@ CONTESTANTS = (
         options={"antialias": False, "service": True},
         remark="dispatcher, worker and consumer processes, no compression",
     ),
-    Contestant("spdl", "SPDL", "spdl", "spdl", remark="threads in the consumer's process, FFmpeg's filters"),
-    Contestant("ray", "Ray Data, Pillow", "ray", "ray", remark="files read as bytes, `map_batches`"),
-    Contestant("ffcv", "FFCV", "ffcv", "ffcv", remark="reads its own file of photos encoded anew (quality 90)"),
+    Contestant(
+        "spdl",
+        "SPDL",
+        "spdl",
+        "spdl",
+        remark="threads in the consumer's process, FFmpeg's filters",
+        needs="FFmpeg's libraries: apt-get install ffmpeg",
+    ),
+    Contestant("ray", "Ray Data, Pillow", "ray", "ray", remark="files read as bytes, `map_batches`", main_only=True),
+    Contestant(
+        "ffcv",
+        "FFCV",
+        "ffcv",
+        "ffcv",
+        remark="reads its own file of photos encoded anew (quality 90)",
+        needs="a compiler and libraries: apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++",
+        main_only=True,
+    ),
 )
 BY_NAME = {contestant.name: contestant for contestant in CONTESTANTS}
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done. photos: data set. kind: what drivers do. rounds_share: of the rounds that are asked for."""
+    """What is to be done. photos: data set. kind: what drivers do. batch: images. every: it takes part in each such round."""
 
     name: str
     title: str
     photos: str
     kind: str
-    rounds_share: float
+    batch: int
+    every: int
 
 
 WORKS = (
-    Work("train", "Training: random-resized-crop 224 and flip, photos of about 500x375", "small", "train", 1.0),
-    Work("large", "Training: random-resized-crop 224 and flip, photos of 1600x1200", "large", "train", 0.5),
-    Work("eval", "Evaluation: resize to 256, centre crop 224, photos of about 500x375", "small", "eval", 0.5),
+    Work("train", "Training: random-resized-crop 224 and flip, photos of about 500x375", "small", "train", 256, 1),
+    # Smaller batches, or a measurement would be over after a few.
+    Work("large", "Training: random-resized-crop 224 and flip, photos of 1600x1200, batches of 64", "large", "train", 64, 2),
+    Work("eval", "Evaluation: resize to 256, centre crop 224, photos of about 500x375", "small", "eval", 256, 2),
 )

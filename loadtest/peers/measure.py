@@ -18,7 +18,7 @@ from loadtest.peers.dataset import Photos
 from loadtest.peers.driver import Driver
 from loadtest.peers.table import Trial
 
-BATCH, SIZE = 256, 224
+SIZE = 224
 WARM_BATCHES = 3
 _START_S = 180.0
 _LAST_SAMPLES = 3
@@ -52,7 +52,7 @@ def task_of(place: Place, settings: Settings, **more: Any) -> dict[str, Any]:
         "tars": str(place.photos.tars),
         "photos": place.photos.count,
         "work": place.work.kind,
-        "batch": BATCH,
+        "batch": place.work.batch,
         "size": SIZE,
         "threads": settings.threads,
         "warm_batches": WARM_BATCHES,

@@ -19,6 +19,7 @@ class Run:
 
     machine: one line. command: that repeats it. left_out: title -> why. apart: (contestant, kind of work) -> (mean, most)
     levels from Pillow. photos: data set -> what it holds. stages: work -> stage -> CPU ms an image.
+    tcp_ms: CPU of an image's bytes through raw TCP.
     """
 
     trials: Sequence[Trial]
@@ -28,6 +29,7 @@ class Run:
     apart: Mapping[tuple[str, str], tuple[float, int]]
     photos: Mapping[str, str]
     stages: Mapping[str, Mapping[str, float]]
+    tcp_ms: float
 
 
 def page(run: Run) -> str:
@@ -38,7 +40,9 @@ def page(run: Run) -> str:
     ]
     for work in WORKS:
         if any(trial.work == work.name for trial in run.trials):
-            parts += [f"## {work.title}\n\n{run.photos[work.photos]}\n", _loaders(run, work), _targets(run, work)]
+            rounds = len({trial.number for trial in run.trials if trial.work == work.name})
+            parts.append(f"## {work.title}\n\n{run.photos[work.photos]} {rounds} rounds.\n")
+            parts += [_loaders(run, work), _targets(run, work)]
     parts += [_stages(run), _processes(run), _missing(run), CAVEATS]
     return "\n".join(part for part in parts if part)
 
@@ -70,7 +74,7 @@ def _pixels(run: Run, contestant: Contestant, work: Work) -> list[str]:
     shown = f"{apart[0]:.2f}, {apart[1]}" if apart else "-"
     if not contestant.antialias:
         mark = "**no antialias: less work, other pixels**; "
-    elif apart and apart[0] > FAR:
+    elif apart and apart[0] > FAR and work.kind == "train":  # of evaluation the rounding of places counts for more
         mark = "**other pixels**; "
     else:
         mark = ""
@@ -101,7 +105,7 @@ def _stages(run: Run) -> str:
 
 
 def _processes(run: Run) -> str:
-    """CPU by process of the fleet, an image."""
+    """CPU by process of the fleet, an image, and how many cores that was."""
     rows = []
     roles = ("worker", "trainer", "fetcher", "coordinator", "store")
     for work in WORKS:
@@ -114,13 +118,14 @@ def _processes(run: Run) -> str:
             for role in roles:
                 values = [1e3 * trial.roles[role] / trial.images for trial in trials if role in trial.roles]
                 cells.append(f"{Spread.of(values).median:.3f}" if values else "-")
-            whole = spread(run.trials, name, work.name, "cpu")
-            rows.append([work.name, name.removeprefix("headrace_"), *cells, f"{whole.median:.3f}" if whole else "-"])
-            rows[-1].append(f"{engine.median:.3f}" if engine else "-")
+            whole = Spread.of(trial.cpu_ms for trial in trials).median
+            cores = Spread.of(trial.cpu_s / trial.seconds for trial in trials).median
+            shown = [f"{whole:.3f}", f"{engine.median:.3f}" if engine else "-", f"{cores:.2f}"]
+            rows.append([work.name, name.removeprefix("headrace_"), *cells, *shown])
     if not rows:
         return ""
-    title = ["work", "transport", *roles, "all", "engine alone"]
-    return f"## Where the fleet's time goes\n\n{PROCESSES}\n\n" + markdown(title, rows)
+    title = ["work", "transport", *roles, "all", "engine alone", "cores in use"]
+    return f"## Where the fleet's time goes\n\n{PROCESSES.format(tcp=run.tcp_ms)}\n\n" + markdown(title, rows)
 
 
 def _missing(run: Run) -> str:
@@ -131,7 +136,8 @@ def _missing(run: Run) -> str:
 
 
 QUESTION = """**Question.** How many images a second, and at what CPU cost, do loaders hand to a training process, on the same
-photos, the same work and the same cores? Each delivers uint8 NHWC batches of 256 to a process that reads every byte."""
+photos, the same work and the same cores? Each delivers uint8 NHWC batches (of 256, if nothing else is said) to a process that
+reads every byte."""
 
 STAGES = """CPU milliseconds an image of one thread, on these photos (more in [native_core.md](native_core.md)). The entropy
 decode is libjpeg-turbo's and has to be done for all of a photo, whatever is cut out of it: it is the floor of any loader
@@ -140,7 +146,8 @@ that reads JPEG."""
 PROCESSES = """CPU milliseconds an image by process, medians. `worker` reads the tars, plans, runs the engine and seals slots;
 over gRPC it sends the bytes, too. `trainer` is the consuming process. `fetcher` receives gRPC into the trainer's slab.
 `coordinator` and `store` are the control. What `worker` takes beyond `engine alone` (which reads files, and every byte of its
-batches) is planning, reading ranges and handing over."""
+batches) is planning, reading ranges and handing over. Raw TCP between two threads takes {tcp:.3f} here for the bytes of an
+image, sent and received: what gRPC costs beyond shm cannot be less. Fewer `cores in use` than there are: somebody waits."""
 
 CAVEATS = """## Caveats
 
@@ -151,8 +158,11 @@ CAVEATS = """## Caveats
 - CPU is user + system time of all processes that were started, the consumer's and those that ended included. Memory is the
   proportional set size of all (shared pages once), sampled before and after the clock runs.
 - Rounds are interleaved: each measures every loader once, beginning with another one. Ratios are taken within a round.
+- ImageNet's photos have some 110 kB. The larger the files, the more of everyone's time is the entropy decode, which all have
+  alike, and the nearer all ratios are to 1; the table of 1600x1200 shows that.
 - Each loader draws its boxes itself, by torchvision's rules or its own of the same name. Pixels are compared on given cuts, on
-  the smaller photos. FFCV's comparison is of its resize alone, since its file holds photos that were encoded anew.
+  the smaller photos. FFCV's comparison is of its resize alone, since its file holds photos that were encoded anew. Of
+  evaluation, DALI and FFCV place the crop by rules of their own, half a pixel or more beside torchvision's.
 - Loaders in the consumer's process (DALI, tf.data, SPDL, FFCV, the engine alone) hand nothing over between processes; a
   training loop would share their Python.
 - Headrace looks for damage below the crop and refuses such photos, sends labels and keys with each batch, and can make every

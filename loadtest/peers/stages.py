@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable
 
@@ -65,6 +67,30 @@ def stages(photos: Photos, count: int, rounds: int) -> dict[str, float]:
         RESIZE: ms["resize"],
         PYTHON: ms["engine"] - ms["decode"] - ms["resize"],
     }
+
+
+def tcp_ms(images: int = 2048) -> float:
+    """CPU milliseconds that an image's bytes take through raw TCP on loopback, both ends together, in 1 MiB calls."""
+    block, total = 1 << 20, SPEC.pixel_bytes(images)
+    buffer, data = bytearray(block), bytes(block)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+
+        def receive() -> None:
+            with receiver:
+                while receiver.recv_into(buffer):
+                    pass
+
+        thread = threading.Thread(target=receive)
+        thread.start()
+
+        def send() -> None:
+            for _ in range(total // block):
+                sender.sendall(data)
+            sender.shutdown(socket.SHUT_WR)
+            thread.join()
+
+        return _cpu_s(send) / images * 1e3
 
 
 def _cpu_s(call: Callable[[], object]) -> float:

@@ -127,7 +127,7 @@ def test_targets_are_those_that_were_set() -> None:
 
 def run_of(*trials: Trial) -> Run:
     apart = {("dali", "train"): (0.9, 17), ("tfdata", "train"): (5.0, 90)}
-    return Run(trials, "two CPUs", "python -m x", {"FFCV": "does not install"}, apart, {"small": "4 photos"}, {})
+    return Run(trials, "two CPUs", "python -m x", {"FFCV": "does not install"}, apart, {"small": "4 photos"}, {}, 0.1)
 
 
 def test_the_page_has_a_row_a_loader_best_first_and_marks_less_work() -> None:
@@ -144,7 +144,7 @@ def test_the_page_has_a_row_a_loader_best_first_and_marks_less_work() -> None:
     assert "other pixels" in dali
     assert "no antialias" not in dali
     assert "| FFCV | does not install |" in text
-    assert "| train | shm | 0.700 | 0.050 | - | - | - | 0.800 | - |" in text
+    assert "| train | shm | 0.700 | 0.050 | - | - | - | 0.800 | - | 1.60 |" in text
     assert "| images per second, gRPC against shm | >= 0.85 | - | not measured |" in text
 
 
