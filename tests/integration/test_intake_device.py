@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -38,7 +39,9 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(session: Session, directory: Path, device: Device | None, name: str = "w0") -> AsyncIterator[Served]:
+async def serving(
+    session: Session, directory: Path, device: Device | None, name: str = "w0", grace_s: float = 0.2
+) -> AsyncIterator[Served]:
     producer = NullProducer(session.job.pipeline.shape(session.job.batch_size), window=session.window)
     register = RankRegister(producer, worker=name)
     share = DeviceShare(lambda: device, grace_s=0.1) if device else DeviceShare()  # type: ignore[arg-type,return-value]
@@ -50,8 +53,8 @@ async def serving(session: Session, directory: Path, device: Device | None, name
     try:
         yield Served(producer, local, LaneTable(1, session.window, (name,) * lanes, (1,) * lanes, {name: endpoint}))
     finally:
-        await local.close(0.2)
-        await remote.close(0.2)
+        await local.close(grace_s)
+        await remote.close(grace_s)
 
 
 @asynccontextmanager
@@ -150,11 +153,10 @@ async def test_a_larger_window_is_a_larger_slab(tmp_path: Path) -> None:
 
 async def test_ready_batches_of_a_dead_worker_are_used_where_the_memory_stays(tmp_path: Path) -> None:
     session = small_session()
-    async with serving(session, tmp_path, memfd_device()) as served:
-        async with taking(session, served.table, memfd_device()) as intake:
-            await asyncio.to_thread(intake.take, 2, DEADLINE_S)
-            await served.local.close(0.0)
-            assert await asyncio.to_thread(eat, intake, 0, 3) == {"cuda_ipc"}
+    async with serving(session, tmp_path, memfd_device()) as served, taking(session, served.table, memfd_device()) as intake:
+        await asyncio.to_thread(intake.take, 2, DEADLINE_S)
+        await served.local.close(0.0)
+        assert await asyncio.to_thread(eat, intake, 0, 3) == {"cuda_ipc"}
 
 
 async def test_ready_batches_of_a_dead_worker_are_made_again_where_the_memory_goes_with_it(tmp_path: Path) -> None:
@@ -204,14 +206,14 @@ async def test_a_hundred_dead_workers_leave_neither_memory_nor_descriptors(tmp_p
     intake = ThreadIntake(session, 0, "n", NODE, transport="cuda_ipc", gpu=Gpu(memfd_device(memory)))
     try:
         for number in range(100):
-            async with serving(session, tmp_path, memfd_device()) as served:
+            async with serving(session, tmp_path, memfd_device(), grace_s=0.0) as served:
                 table = served.table
                 endpoint = Endpoint("w0", str(number), NODE, table.endpoints["w0"].grpc, table.endpoints["w0"].socket)
                 intake.update(LaneTable(number + 2, table.window, table.owners, table.tokens, {"w0": endpoint}))
                 assert await asyncio.to_thread(eat, intake, 4 * number, 4) == {"cuda_ipc"}
             if number in (20, 99):
                 gc.collect()
-                fds.append(sum(1 for _ in Path("/proc/self/fd").iterdir()))
+                fds.append(len(os.listdir("/proc/self/fd")))  # noqa: PTH208
                 assert len(memory.blocks) <= 2
         assert fds[1] <= fds[0] + 4  # those of one slab more or less, and of gRPC
     finally:
