@@ -2,10 +2,11 @@
 #
 #   docker build -f deploy/docker/gpu.Dockerfile -t registry.example/headrace-gpu:0.1.0 .
 #
-# EXTRAS chooses the engines that are installed; as long as Headrace has no GPU engine, this image decodes on the CPU.
-# Like the other one it is linted and was never built on the project's own machines.
+# EXTRAS chooses the engines: `gpu` has cvcuda and what asks the driver, `dali` has dali-gpu; without a GPU the same image runs the
+# CPU's. Like the other one it is linted and was never built on the project's own machines, and it never ran on a GPU. The
+# libraries of CUDA 12 come with the extras; the node brings the driver.
 FROM nvidia/cuda:12.8.1-base-ubuntu24.04 AS build
-ARG EXTRAS=worker,cli
+ARG EXTRAS=worker,gpu,dali,cli
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 python3-venv gcc libc6-dev libjpeg-dev \

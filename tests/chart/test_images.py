@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from headrace.core.placement import GPU_ENGINES
+from headrace.worker.engines.registry import EXTRAS
 from tests.chart.helm import CHART, ROOT, containers, pods, rendered
 
 FILES = sorted((ROOT / "deploy/docker").glob("*.Dockerfile"))
@@ -56,6 +58,11 @@ def test_extras_exist(file: Path) -> None:
     named = re.findall(r'"\.\[([a-z,]+)\]"|EXTRAS=([a-z,]+)', file.read_text())
     assert named
     assert {extra for pair in named for extra in "".join(pair).split(",")} <= extras
+
+
+def test_the_gpu_image_has_what_every_gpu_engine_imports() -> None:
+    (default,) = re.findall(r"ARG EXTRAS=([a-z,]+)", (ROOT / "deploy/docker/gpu.Dockerfile").read_text())
+    assert {"worker", *(EXTRAS[engine] for engine in GPU_ENGINES), "gpu"} <= set(default.split(","))
 
 
 @every_file

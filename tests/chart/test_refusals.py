@@ -37,6 +37,11 @@ IMPOSSIBLE = {
     LONG + "workers: {cpu: {sockets: {mode: hostPath, path: /var/run/headrace/of/one/team1}}}": "s path would have 108",
     "ipv6: true": "no IPv6 range, so no data could be read",
     "workers: {cpu: {gpus: 1}}": "nothing says on which nodes",
+    "workers: {cpu: {engine: dali-gpu, image: {tag: gpu}}}": "works on a GPU, and the pod gets none: set gpus: 1",
+    "workers: {cpu: {engine: cvcuda, runtimeClassName: nvidia}}": "name it in workers.cpu.image",
+    "workers: {cpu: {engine: cvcuda, gpus: 2, nodeSelector: {a: b}}}": "a worker uses one: set gpus: 1 and more replicas",
+    TRAINER
+    + ", sharedMemory: sidecar}\nworkers: {cpu: {engine: cvcuda, runtimeClassName: nvidia, image: {tag: gpu}}}": "for the CPU",
     "workers: {cpu: {memory: {limit: 1Gi}}}": "Raise the limit, or lower jobs.ranksPerWorker",
     "exampleTrainer: {enabled: true}": "name what `headrace index` has indexed",
     "exampleTrainer: {enabled: true, dataset: /d}": "its job would be refused; name a Secret with the job's token",

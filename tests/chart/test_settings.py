@@ -14,10 +14,12 @@ from pydantic_settings import BaseSettings
 from headrace.cli.main import COMMANDS
 from headrace.client.security import SecurityOptions
 from headrace.coordinator.settings import CoordinatorSettings
+from headrace.core import placement
 from headrace.core.errors import ConfigInvalid
 from headrace.telemetry.metrics import CATALOGUE
 from headrace.telemetry.settings import load
 from headrace.wire import slot_format
+from headrace.worker.engines import registry
 from headrace.worker.settings import WorkerSettings
 from tests.chart.helm import CHART, SETS, attempt, containers, named, of_kind, pods, rendered, with_values
 
@@ -111,10 +113,52 @@ def test_scripts_know_their_arguments() -> None:
 
 def test_choices_are_those_of_the_programs() -> None:
     definitions = json.loads((CHART / "values.schema.json").read_text())["definitions"]
-    engines = get_args(WorkerSettings.model_fields["engine"].annotation)
-    assert definitions["class"]["properties"]["engine"]["enum"] == list(engines)
+    engines = set(get_args(WorkerSettings.model_fields["engine"].annotation))
+    offered = definitions["class"]["properties"]["engine"]["enum"]
+    assert len(offered) == len(set(offered))
+    assert set(offered) == engines == {"auto", *registry.NAMES}
     assert definitions["level"]["enum"] == list(get_args(WorkerSettings.model_fields["log_level"].annotation))
     assert get_args(CoordinatorSettings.model_fields["log_level"].annotation) == tuple(definitions["level"]["enum"])
+
+
+def test_the_chart_knows_which_engines_need_a_gpu() -> None:
+    """By those that --engine auto takes only where a GPU is; each of them is refused without one, and no other."""
+    for engine in registry.NAMES:
+        result = attempt(f"workers: {{cpu: {{engine: '{engine}', image: {{tag: gpu}}}}}}")
+        assert ("works on a GPU, and the pod gets none" in result.stderr) == (engine in placement.GPU_ENGINES), engine
+        assert (result.returncode != 0) == (engine in placement.GPU_ENGINES), result.stderr
+
+
+def test_a_worker_on_a_gpu_is_put_where_one_is() -> None:
+    """Its limit is the request, as for all extended resources; a class that shares the trainers' GPU asks for none."""
+    by_class = {labels.get("headrace.dev/class", ""): spec for _, labels, spec in pods(rendered("gpu-daemonset"))}
+    own, shared = by_class["dali"], by_class["gpu"]
+    (container,) = own["containers"]
+    for amounts in container["resources"].values():
+        assert amounts["nvidia.com/mig-1g.10gb"] == "1"
+    assert own["nodeSelector"] == {"nvidia.com/mig.config": "all-1g.10gb"}
+    assert own["tolerations"][0]["key"] == shared["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert (shared["runtimeClassName"], shared["hostIPC"]) == ("nvidia", True)
+    assert not [name for c in containers(shared) for a in c["resources"].values() for name in a if "nvidia" in name]
+    for spec in (own, shared):
+        assert spec["containers"][0]["image"] == "registry.example/headrace-gpu:0.1.0"
+    assert {env_of(by_class[name]["containers"][0])["HEADRACE_WORKER_ENGINE"] for name in ("dali", "gpu", "any")} == {
+        "dali-gpu",
+        "cvcuda",
+        "auto",
+    }
+
+
+@pytest.mark.parametrize(
+    ("engine", "mebibytes"), [("cpu", 3862), ("cpu-libs", 3862), ("dali", 4374), ("cvcuda", 6422), ("auto", 3862)]
+)
+def test_engines_with_large_libraries_get_memory_for_them(engine: str, mebibytes: int) -> None:
+    """Else a worker on a GPU would be killed for what CUDA takes; what a person says is taken instead."""
+    gpu = "image: {tag: gpu}, runtimeClassName: nvidia, " if engine == "cvcuda" else ""
+    for base, wanted in (("", mebibytes), (", memory: {base: 1536Mi}", 4886)):
+        objects = with_values(f"workers: {{cpu: {{{gpu}engine: {engine}{base}}}}}")
+        (spec,) = [spec for name, _, spec in pods(objects) if name.endswith("-worker-cpu")]
+        assert spec["containers"][0]["resources"]["limits"]["memory"] == f"{wanted}Mi"
 
 
 def test_what_workers_are_scaled_by_is_exported() -> None:

@@ -66,12 +66,12 @@ class WorkerSettings(SecuritySettings):
     )
     metrics_address: str = Field("0.0.0.0:7311", description="host:port of /metrics; empty: none.")
     # Not `auto` by itself: workers on unlike machines would choose unlike engines, and a job is served by one alone.
-    engine: Literal["auto", "cpu", "cpu-libs", "dali", "dali-gpu", "null"] = Field(
+    engine: Literal["auto", "cpu", "cpu-libs", "dali", "dali-gpu", "cvcuda", "nvimgcodec", "null"] = Field(
         "cpu",
         description="What decodes and augments. `auto` looks at what this machine has, and logs what it chose and why; workers "
         "that are to serve one job must all choose the same. `cpu-libs` is `cpu` without its native core, for fleets where not "
-        "all have it; `dali` is DALI on the CPU, `dali-gpu` on the first GPU (docs/engines.md); "
-        "`null` leaves pixels as they are: for measuring overhead.",
+        "all have it; `dali` is DALI on the CPU, `dali-gpu` on the first GPU; `cvcuda` is nvImageCodec and CV-CUDA on it, "
+        "`nvimgcodec` its decoder on the CPU, for comparing; `null` leaves pixels as they are: for measuring overhead.",
     )
     gpu: int = Field(
         -1,

@@ -98,6 +98,16 @@
 {{- fail (printf "workers.%s: a socket's path would have %d characters, and the kernel takes 107: shorten sockets.path, the class's name, or set fullnameOverride" .name (len $longest)) -}}
 {{- end -}}
 {{- end -}}
+{{- $onGpu := has $class.engine (include "headrace.gpuEngines" . | fromYamlArray) -}}
+{{- if and $onGpu (not $class.gpus) (not $class.runtimeClassName) (not (hasKey $class.env "NVIDIA_VISIBLE_DEVICES")) -}}
+{{- fail (printf "workers.%s.engine %s works on a GPU, and the pod gets none: set gpus: 1, or runtimeClassName to use the trainers' GPU; on the CPU there are engine cpu and dali" .name $class.engine) -}}
+{{- end -}}
+{{- if gt (int $class.gpus) 1 -}}
+{{- fail (printf "workers.%s.gpus is %d, and a worker uses one: set gpus: 1 and more replicas" .name (int $class.gpus)) -}}
+{{- end -}}
+{{- if and $onGpu (not $class.image.repository) (not $class.image.tag) (not $class.image.digest) -}}
+{{- fail (printf "workers.%s.engine %s is not in the coordinators' image: build deploy/docker/gpu.Dockerfile, push it, and name it in workers.%s.image" .name $class.engine .name) -}}
+{{- end -}}
 {{- if and (gt (int $class.gpus) 0) (not $class.nodeSelector) (not $class.tolerations) (not $class.affinity) -}}
 {{- fail (printf "workers.%s asks for GPUs, and nothing says on which nodes: set nodeSelector, affinity or tolerations" .name) -}}
 {{- end -}}
@@ -115,6 +125,9 @@
 {{- end -}}
 {{- if and (eq $trainer.sharedMemory "sidecar") (semverCompare "<1.29.0-0" .root.Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "exampleTrainer.sharedMemory is sidecar, which needs Kubernetes 1.29 (this is %s): use none" .root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and (eq $trainer.sharedMemory "sidecar") (not (include "headrace.sidecarClass" (dict "root" .root "classes" .classes))) -}}
+{{- fail "exampleTrainer.sharedMemory is sidecar, and no class of workers has an engine for the CPU, which a sidecar works on: add one, or use class" -}}
 {{- end -}}
 {{- if eq $trainer.sharedMemory "class" -}}
 {{- $class := get .classes $trainer.socketClass -}}

@@ -30,13 +30,24 @@
 {{- mul .Values.jobs.slots (include "headrace.slotBytes" .) -}}
 {{- end -}}
 
+{{/* What it takes before any batch. Takes (dict "class" class). */}}
+{{- define "headrace.baseMemory" -}}
+{{- if .class.memory.base -}}
+{{- .class.memory.base -}}
+{{- else if or (has .class.engine (include "headrace.gpuEngines" . | fromYamlArray)) (and (eq .class.engine "auto") (or .class.gpus .class.runtimeClassName)) -}}
+3Gi
+{{- else -}}
+{{- ternary "1Gi" "512Mi" (has .class.engine (list "dali" "nvimgcodec")) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What a worker needs. Takes (dict "root" $ "class" class). */}}
 {{- define "headrace.neededBytes" -}}
 {{- $jobs := .root.Values.jobs -}}
 {{- $slabs := mul $jobs.ranksPerWorker (include "headrace.rankBytes" .root) -}}
 {{- $readAhead := mul $jobs.atOnce (include "headrace.bytes" .class.memory.readAhead) -}}
 {{- $decoding := mul .class.cpu $jobs.maxPixels 3 -}}
-{{- add $slabs $readAhead $decoding (include "headrace.bytes" .class.memory.base) -}}
+{{- add $slabs $readAhead $decoding (include "headrace.bytes" (include "headrace.baseMemory" .)) -}}
 {{- end -}}
 
 {{/* The memory limit of a worker: what is needed, or more. Takes (dict "root" $ "name" name "class" class). */}}
@@ -46,7 +57,7 @@
 {{- $given := include "headrace.bytes" .class.memory.limit | int64 -}}
 {{- if lt $given $needed -}}
 {{- $jobs := .root.Values.jobs -}}
-{{- fail (printf "workers.%s.memory.limit is %v, and its work needs %s: %d ranks x %d slots x %s, read-ahead %v x %d jobs, %d images of %d pixels, base %v. Raise the limit, or lower jobs.ranksPerWorker, jobs.slots, jobs.batchSize, jobs.maxPixels or memory.readAhead." .name .class.memory.limit (include "headrace.mebibytes" $needed) (int $jobs.ranksPerWorker) (int $jobs.slots) (include "headrace.mebibytes" (include "headrace.slotBytes" .root)) .class.memory.readAhead (int $jobs.atOnce) (int .class.cpu) (int64 $jobs.maxPixels) .class.memory.base) -}}
+{{- fail (printf "workers.%s.memory.limit is %v, and its work needs %s: %d ranks x %d slots x %s, read-ahead %v x %d jobs, %d images of %d pixels, base %v. Raise the limit, or lower jobs.ranksPerWorker, jobs.slots, jobs.batchSize, jobs.maxPixels or memory.readAhead." .name .class.memory.limit (include "headrace.mebibytes" $needed) (int $jobs.ranksPerWorker) (int $jobs.slots) (include "headrace.mebibytes" (include "headrace.slotBytes" .root)) .class.memory.readAhead (int $jobs.atOnce) (int .class.cpu) (int64 $jobs.maxPixels) (include "headrace.baseMemory" .)) -}}
 {{- end -}}
 {{- .class.memory.limit -}}
 {{- else -}}

@@ -50,6 +50,11 @@ same Services, and no class has a dot in its name. Takes (dict "root" $ "name" "
 {{ include "headrace.fullname" .root }}.{{ .name }}
 {{- end -}}
 
+{{/* Engines that work on a GPU; the others of the schema work on the CPU, and `auto` on either. */}}
+{{- define "headrace.gpuEngines" -}}
+[cvcuda, dali-gpu]
+{{- end -}}
+
 {{/* Where a program listens. Takes (dict "root" $ "port" 7300). */}}
 {{- define "headrace.listen" -}}
 {{ ternary "[::]" "0.0.0.0" .root.Values.ipv6 }}:{{ .port }}

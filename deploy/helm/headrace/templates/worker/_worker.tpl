@@ -92,6 +92,17 @@ volumeMounts:
   {{- end }}
 {{- end -}}
 
+{{/* Name of the class that a sidecar is like: the first whose engine needs no GPU. Takes (dict "root" $ "classes" classes). */}}
+{{- define "headrace.sidecarClass" -}}
+{{- $found := "" -}}
+{{- range $name := keys .classes | sortAlpha -}}
+{{- if and (not $found) (not (has (get $.classes $name).engine (include "headrace.gpuEngines" $ | fromYamlArray))) -}}
+{{- $found = $name -}}
+{{- end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}
+
 {{/* The directory of a class's sockets, for workers and trainers. Takes (dict "class" class). */}}
 {{- define "headrace.socketVolume" -}}
 - name: sockets
