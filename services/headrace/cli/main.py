@@ -29,6 +29,7 @@ class _Command:
 COMMANDS = {
     "demo": _Command("Run all on this machine, kill a worker, show that nothing is lost.", "demo", "demo", "demo"),
     "status": _Command("Show who waits for input, why, and what to do.", "status", "status", "cli"),
+    "doctor": _Command("Say what this machine can do, what is missing, and what to do.", "doctor", "doctor", "cli"),
     "diagnose": _Command("Measure whether input holds a training up, and say what to do.", "diagnose", "diagnose", "cli"),
     "plan": _Command("Say what a step would take with other workers or a GPU engine.", "plan", "plan", "cli"),
     "index": _Command("Index a data set: make the manifest that a job names.", "index", "index", "cli,datasets"),

@@ -6,11 +6,12 @@ import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import structlog
 
-from headrace.core.errors import EngineUnsupported
-from headrace.core.placement import GPU_ENGINES, Gpu, Machine, choose, visible
+from headrace.core.errors import HeadraceError
+from headrace.core.placement import GPU_ENGINES, Choice, Gpu, Machine, choose, visible
 from headrace.telemetry.nvml import Nvml, NvmlFailed, NvmlMissing
 from headrace.worker.engines import registry
 from headrace.worker.engines.protocol import Engine
@@ -25,6 +26,7 @@ MODULES = {
     "dali-gpu": ("nvidia.dali",),
 }
 
+T = TypeVar("T")
 Create = Callable[[str, int], Engine]
 
 
@@ -37,20 +39,25 @@ def make_engine(
     """
     if name != AUTO:
         return create(name, threads)
-    machine = (look or look_around)(threads)
+    choice, engine = settle((look or look_around)(threads), lambda chosen: create(chosen, threads))
+    log.info("engine_chosen", engine=choice.engine, why=choice.reason, gpu=choice.gpu.uuid if choice.gpu else "", by=AUTO)
+    return engine
+
+
+def settle(machine: Machine, create: Callable[[str], T]) -> tuple[Choice, T]:
+    """What `auto` comes to, and what `create` gives for it. One on a GPU that cannot be made after all is told and passed over.
+
+    Raises what `create` raises for the one on the CPU.
+    """
     while True:
         choice = choose(machine)
         try:
-            engine = create(choice.engine, threads)
-        except EngineUnsupported as error:
+            return choice, create(choice.engine)
+        except HeadraceError as error:
             if choice.gpu is None:
                 raise
             log.warning("engine_failed", engine=choice.engine, why=error.message, note="auto: the next best is taken")
             machine = replace(machine, missing={**machine.missing, choice.engine: error.message})
-        else:
-            gpu = choice.gpu.uuid if choice.gpu else ""
-            log.info("engine_chosen", engine=choice.engine, why=choice.reason, gpu=gpu, by=AUTO)
-            return engine
 
 
 def look_around(threads: int) -> Machine:

@@ -1,0 +1,1 @@
+"""What `headrace doctor` looks at: one file a subject, each giving a list of findings."""
