@@ -276,11 +276,8 @@ def test_jobs_run_side_by_side_without_meeting(engine: Engine) -> None:
 
 def test_fingerprint_is_one_word_and_lasting(engine: Engine, entry: Entry) -> None:
     assert engine.fingerprint == engine_entries.make(entry, 1).fingerprint
-    path = (
-        "native=1,"
-        if entry.name in ("cpu", "cvcuda", "cvcuda-on-numpy", "dali") and not engine_entries.no_core()
-        else "cykooz-resizer="
-    )
+    with_core = entry.name in ("cpu", "cvcuda", "cvcuda-on-numpy", "dali") and not engine_entries.no_core()
+    path = "native=1," if with_core else "cykooz-resizer="
     assert engine.fingerprint.startswith(entry.fingerprint)
     assert path in engine.fingerprint
     assert not set(engine.fingerprint) & set(" \t\n")

@@ -1,7 +1,7 @@
 """Lanes of the `cvcuda` engine without a GPU: what CV-CUDA is told to do is done by Pillow and numpy, plainly.
 
-So all of the engine but CV-CUDA's own calls runs on any machine, and is held to the decode contract there. Device memory is host
-memory at its address; nvImageCodec decodes on the CPU.
+So all of the engine but CV-CUDA's own calls runs on any machine, and is held to the decode contract there. Device memory is
+host memory at its address; nvImageCodec decodes on the CPU.
 """
 
 from __future__ import annotations
