@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import GpuMemoryFull, HeadraceError
 from headrace.core.image_header import ImageHeader
 from headrace.core.pipeline_spec import OPS_BY_NAME, PipelineSpec
 from headrace.worker.engines import native, pixels, resample
@@ -199,26 +199,31 @@ class PreparedDali:
         rows = batch.rows
         assert rows.geometry is not None
         jpegs = [plain_jpeg(probe.data, probe.header) for row in piece if (probe := rows.probes[row])]
+        boxes = batch.line.boxes(rows.geometry, piece)
         started = time.monotonic()
         try:
-            images = batch.line.decode(jpegs, batch.line.boxes(rows.geometry, piece))
+            images = batch.line.decode(jpegs, boxes)
         except StageFailed as failed:
-            self._single_out(batch, piece, failed)
+            if len(piece) > 1:
+                half = len(piece) // 2
+                self._decode_by_dali(batch, piece[:half])
+                self._decode_by_dali(batch, piece[half:])
+            else:
+                self._refuse(batch, piece[0], failed, in_bytes=batch.line.refuses(jpegs[0], boxes))
             return
         batch.decode_s += self._thread_seconds(started, len(piece))
         self._transform(batch, images, piece)
 
-    def _single_out(self, batch: _Batch, piece: list[int], failed: StageFailed) -> None:
-        if len(piece) > 1:
-            half = len(piece) // 2
-            self._decode_by_dali(batch, piece[:half])
-            self._decode_by_dali(batch, piece[half:])
-            return
+    def _refuse(self, batch: _Batch, row: int, failed: StageFailed, in_bytes: bool) -> None:
+        """A row that DALI fails on alone is bad where that lies in its bytes. Raises HeadraceError where not, GpuMemoryFull."""
         if fault := batch.line.fault():
             raise HeadraceError(f"DALI decodes nothing any more: restart the worker. It says: {fault}") from failed
-        sample = batch.rows.samples[piece[0]]
+        sample = batch.rows.samples[row]
+        if not in_bytes:
+            # Substituting would make another batch than on a GPU with more room.
+            raise GpuMemoryFull(f"GPU {self._engine.gpu} fails on an image that is sound, for want of memory or so: {failed}")
         log.warning("dali_refused", sample_id=sample.sample_id, key=sample.key, error=str(failed)[-300:])
-        batch.rows.refuse(piece[0], "corrupt")
+        batch.rows.refuse(row, "corrupt")
 
     def _decode_by_libraries(self, batch: _Batch, piece: list[int]) -> None:
         assert batch.rows.geometry is not None

@@ -43,6 +43,8 @@ class Line:
         self._threads = threads
         self._gpu = gpu
         self._decode = Stage(lambda: decode_graph(gpu), threads, gpu)
+        # The same library without the GPU, for one image at a time: its word on what fails on the GPU.
+        self._second = Stage(lambda: decode_graph(None), 1, None)
         self._stages: dict[Work, Stage] = {}
 
     def boxes(self, geometry: Geometry, rows: Sequence[int]) -> NDArray[np.int64]:
@@ -55,8 +57,17 @@ class Line:
 
     def decode(self, jpegs: Sequence[bytes], boxes: NDArray[np.int64]) -> Images:
         """The boxes of the upright images, uint8 HWC, on the GPU if there is one. Raises StageFailed, if for one alone."""
-        data = [np.frombuffer(jpeg, np.uint8) for jpeg in jpegs]
-        return self._decode.run(len(data), {"data": data, "box_at": pairs(boxes[:, :2]), "box_size": pairs(boxes[:, 2:])})
+        return _decoded(self._decode, jpegs, boxes)
+
+    def refuses(self, jpeg: bytes, box: NDArray[np.int64]) -> bool:
+        """Whether the library refuses an image on the CPU, too: what it says there lies in the image's bytes alone."""
+        if self._gpu is None:
+            return True
+        try:
+            _decoded(self._second, [jpeg], box)
+        except StageFailed:
+            return True
+        return False
 
     def fault(self) -> str:
         """Why not even a sound image can be decoded, so that no sample is to blame; empty where it can."""
@@ -99,7 +110,7 @@ class Line:
 
     def close(self) -> None:
         """Free memory and threads; idempotent."""
-        for stage in (self._decode, *self._stages.values()):
+        for stage in (self._decode, self._second, *self._stages.values()):
             stage.close()
 
     def _through(self, work: Work, images: AnyImages, feeds: Mapping[str, Feed]) -> AnyImages:
@@ -115,6 +126,11 @@ class Line:
 
     def _has(self, *kinds: type[Op]) -> bool:
         return any(isinstance(op, kinds) for op in self._ops)
+
+
+def _decoded(stage: Stage, jpegs: Sequence[bytes], boxes: NDArray[np.int64]) -> Images:
+    data = [np.frombuffer(jpeg, np.uint8) for jpeg in jpegs]
+    return stage.run(len(data), {"data": data, "box_at": pairs(boxes[:, :2]), "box_size": pairs(boxes[:, 2:])})
 
 
 @cache
