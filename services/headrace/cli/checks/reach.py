@@ -76,7 +76,7 @@ def _asked(name: str, addresses: str, calls: Callable[[], Calls], call: tuple[st
     except CoordinatorUnavailable as error:
         return Finding(_SUBJECT, name, "bad", f"{addresses} does not answer", error.message, of=role)
     except (JobUnknown, ProtocolMismatch) as error:
-        if isinstance(error, ProtocolMismatch) and "worker id" not in error.message:
+        if isinstance(error, ProtocolMismatch) and "incarnation" not in error.message:
             return Finding(_SUBJECT, name, "bad", f"{addresses} speaks another protocol", error.message, of=role)
     except HeadraceError as error:
         return Finding(_SUBJECT, name, "bad", f"{addresses} answers with an error", error.message, of=role)
