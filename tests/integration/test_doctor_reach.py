@@ -1,4 +1,4 @@
-"""`headrace doctor` against a real coordinator with TLS and tokens and a real store: faults are named, nothing is left there."""
+"""`headrace doctor` against a real coordinator with TLS and tokens, and a real store: faults are named, nothing is left."""
 
 from __future__ import annotations
 
