@@ -75,11 +75,12 @@ async def run(settings: WorkerSettings) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    stats = WorkerStats(CollectorRegistry(), settings.batches_in_flight)
     engine = make_engine(settings.engine, settings.cores)
+    in_flight = settings.batches_in_flight + engine.batches_at_once - 1
+    stats = WorkerStats(CollectorRegistry(), in_flight)
     sessions = Sessions()
     limits = Limits(
-        settings.batches_in_flight,
+        in_flight,
         settings.read_ahead_bytes,
         settings.read_deadline_s,
         engine.batches_at_once,
