@@ -194,16 +194,7 @@ def _produce(order: Order, places: PixelPlaces, samples: BatchSamples, read: Rea
         labels=None if read.labels is None else read.labels[sources],
         bad_keys=[read.samples[row].key for row in np.flatnonzero(status == codes.SUBSTITUTED)],
         label_json=[read.label_json[row] for row in sources] if read.label_json else [],
-        milestones={
-            "leased": order.leased_s,
-            "slot_free": order.slot_free_s,
-            "started": order.started_s,
-            "read": order.read_s,
-            "engine": begun,
-            "decoded": begun + (augmented - begun) * share,
-            "augmented": augmented,
-            "published": time.monotonic(),
-        },
+        milestones=_milestones(order, begun, begun + (augmented - begun) * share, augmented),
     )
     output = job.pipeline.output
     total = slot_format.seal(
@@ -232,6 +223,21 @@ def _produce(order: Order, places: PixelPlaces, samples: BatchSamples, read: Rea
         order.work.pixel_bytes if order.device is not None else 0,
         augmented,
     )
+
+
+def _milestones(order: Order, begun_s: float, decoded_s: float, augmented_s: float) -> dict[str, float]:
+    """In the order in which they are passed; now the batch is published."""
+    assert order.read_s is not None
+    return {
+        "leased": order.leased_s,
+        "slot_free": order.slot_free_s,
+        "started": order.started_s,
+        "read": order.read_s,
+        "engine": begun_s,
+        "decoded": decoded_s,
+        "augmented": augmented_s,
+        "published": time.monotonic(),
+    }
 
 
 def _substitute(
