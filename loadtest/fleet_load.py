@@ -41,7 +41,7 @@ from headrace.testing.cluster import Cluster
 RESULT = Path(__file__).parent / "results" / "fleet_load.json"
 BATCH_SIZE = 256
 SETTLE_S = 3.0
-READY_S = 150.0
+READY_S = 100.0
 ANSWER_S = 90.0
 WORKERS_A_PROCESS = 5000
 KEPT_SHARE = 0.95
@@ -67,12 +67,12 @@ STEPS = (
     Step("workers-100", 100, 1, 8, IMAGENET, silence_each=20),
     Step("workers-1000", 1000, 1, 8, IMAGENET),
     Step("workers-1000-slow", 1000, 1, 8, IMAGENET, heartbeat_s=2.5, ttl_s=8.0),
-    Step("workers-10000", 10_000, 1, 8, 100 * IMAGENET, heartbeat_s=30.0, ttl_s=90.0),
+    Step("workers-10000", 10_000, 1, 8, 100 * IMAGENET, heartbeat_s=20.0, ttl_s=50.0),
     Step("ranks-1000", 100, 1, 1000, 100 * IMAGENET, silence_each=20),
     Step("jobs-125", 100, 125, 8, IMAGENET, silence_each=20),
     Step("jobs-125-workers-1000", 1000, 125, 8, IMAGENET, heartbeat_s=5.0, ttl_s=15.0),
-    Step("all", 10_000, 1, 1000, 100 * IMAGENET, heartbeat_s=30.0, ttl_s=90.0),
-    Step("all-jobs", 10_000, 125, 8, IMAGENET, heartbeat_s=30.0, ttl_s=90.0),
+    Step("all", 10_000, 1, 1000, 100 * IMAGENET, heartbeat_s=20.0, ttl_s=50.0),
+    Step("all-jobs", 10_000, 125, 8, IMAGENET, heartbeat_s=20.0, ttl_s=50.0),
 )
 
 
@@ -159,7 +159,7 @@ class Fleet:
         step = self._step
         dataset = _dataset(self._directory / "set", step.samples)
         task = {"kind": "ranks", "jobs": step.jobs, "world": step.world, "dataset": dataset, "batch_size": BATCH_SIZE,
-                "members_a_channel": 8, "addresses": self._cluster.addresses.split(","), "deadline_s": READY_S}  # fmt: skip
+                "members_a_channel": 8, "ranks_spread_s": step.world / 200, "jobs_spread_s": step.jobs / 4, "addresses": self._cluster.addresses.split(","), "deadline_s": READY_S}  # fmt: skip
         self.ranks = Simulated(task, self._directory / "ranks.log")
         return self.ranks.answer()
 

@@ -34,7 +34,9 @@ FINGERPRINT = "simulated 1"
 REPORT_S = 2.0  # what a rank does while all is well (client/session_link.py)
 BATCHES_A_S = 5.0
 WATCH_S = 30.0  # a watch is opened anew after this long (client/session_link.py)
-JOIN_POLL_S = 0.25
+JOIN_PAUSE_S, JOIN_LONGEST_S = 0.05, 1.0  # between the polls of a claim, growing (client/rpc.py)
+WATCH_PAUSE_S = 0.25
+MOVED_S = 80.0  # how long the end of some workers is waited for
 CALL_S = 5.0
 _CHANNEL = (
     ("grpc.max_receive_message_length", 32 << 20),
@@ -146,10 +148,12 @@ class Rank(Member):
         self.owners: frozenset[str] = frozenset()
         self.complete = asyncio.Event()  # its lane table has an owner for each lane
         self.changed = asyncio.Event()
-        self.tables, self.table_bytes = 0, 0
+        self.tables, self.table_bytes, self.told = 0, 0, f"{spec.name} rank {rank}: not opened"
 
-    async def run(self) -> None:
-        """For ever: opened, joined, then reports and watches."""
+    async def run(self, wait_s: float) -> None:
+        """For ever: opened, joined, then reports and watches; begins after `wait_s`."""
+        await asyncio.sleep(wait_s)
+        pause_s = JOIN_PAUSE_S
         spec = convert.job_to_proto(self._spec)
         while (job := await self.call("OpenJob", pb.OpenJobRequest(protocol=PROTOCOL, job=spec, world=self._world))) is None:
             await asyncio.sleep(1.0)
@@ -160,8 +164,10 @@ class Rank(Member):
             if answer is not None and answer.HasField("session"):
                 break
             request.id.attempt = answer.attempt if answer is not None else 0
-            await asyncio.sleep(JOIN_POLL_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, JOIN_LONGEST_S)
         self._id.attempt = answer.attempt
+        self.told = f"{self._id.job} rank {self._rank}: no table of attempt {answer.attempt}"
         await asyncio.gather(self._report(answer.session), self._watch(answer.session))
 
     async def _report(self, session: pb.Session) -> None:
@@ -187,13 +193,14 @@ class Rank(Member):
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                     self.failed("WatchSession", error)
-                    await asyncio.sleep(JOIN_POLL_S)
+                    await asyncio.sleep(WATCH_PAUSE_S)
             deadline_s = WATCH_S
 
     def _take(self, table: pb.WatchSessionResponse) -> None:
         self.owners = frozenset(endpoint.worker for endpoint in table.endpoints)
         self.tables += 1
         self.table_bytes = table.ByteSize()
+        self.told = f"{self._id.job} rank {self._rank}: {sum(1 for owner in table.owners if not owner)} lanes without owner"
         if all(table.owners):
             self.complete.set()
         self.changed.set()
@@ -245,7 +252,10 @@ class Process:
                     if len(self._ranks) % each == 0:
                         channels = _channels(task["addresses"])
                     self._ranks.append(Rank(named, rank, task["world"], channels, self._tally))
-            runs = [rank.run() for rank in self._ranks]
+            # The ranks of a job start together, jobs one after another.
+            each_s, within_s = task["jobs_spread_s"] / task["jobs"], task["ranks_spread_s"]
+            waits = [place // task["world"] * each_s + random.uniform(0, within_s) for place in range(len(self._ranks))]
+            runs = [rank.run(wait_s) for rank, wait_s in zip(self._ranks, waits, strict=True)]
             ready = [rank.complete.wait() for rank in self._ranks]
         self._running = [asyncio.create_task(run) for run in runs]
         return ready
@@ -256,7 +266,11 @@ class Process:
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         self._tally.clear()
         begun_s = time.monotonic()
-        await asyncio.wait_for(asyncio.gather(*self._start()), self._task["deadline_s"])
+        try:
+            await asyncio.wait_for(asyncio.gather(*self._start()), self._task["deadline_s"])
+        except TimeoutError:
+            out = [*(w.number for w in self._workers if not w.seen.is_set()), *(r.told for r in self._ranks if not r.complete.is_set())]
+            sys.exit(f"not in after {self._task['deadline_s']} s: {len(out)} of {len(self._running)}, {out[:5]}; {dict(self._tally.failed)}")
         say({"ready_s": time.monotonic() - begun_s, **self._tally.told()})
         while line := (await reader.readline()).decode().split():
             match line:
@@ -277,7 +291,7 @@ class Process:
                 case ["watch", since_s, *names]:
                     found = asyncio.gather(*(rank.without(frozenset(names)) for rank in self._ranks))
                     try:
-                        times_s = [at_s - float(since_s) for at_s in await asyncio.wait_for(found, 60.0)]
+                        times_s = [at_s - float(since_s) for at_s in await asyncio.wait_for(found, MOVED_S)]
                         say({"moved": _percentiles([max(0.0, took_s) for took_s in times_s])})
                     except TimeoutError:
                         say({"moved": None})

@@ -124,8 +124,11 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
 
     async def _join(self, request: pb.JoinSessionRequest, context: Context) -> pb.JoinSessionResponse:
         event = replace(requests.join_of(request), tokens=self._access.job_tokens(context, request.id.job))
-        outcome = await self._ledger.update(request.id.job, event)
-        joined = next(effect for effect in outcome.effects if isinstance(effect, Joined))
+        name = request.id.job
+        joined = await self._ledger.claim_again(name, event, self._board.job(name)) if event.attempt else None
+        if joined is None:
+            effects = (await self._ledger.update(name, event)).effects
+            joined = next(effect for effect in effects if isinstance(effect, Joined))
         session = convert.session_to_proto(replace(joined.session, token_hashes=())) if joined.session else None
         return pb.JoinSessionResponse(attempt=joined.attempt, session=session, awaited=joined.awaited)
 
@@ -134,12 +137,13 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         name = request.id.job
         sent: pb.WatchSessionResponse | None = None
         await self._ledger.update(name, event, rank=event.rank)
-        await self._board.refresh(name)
+        if not _formed(self._board.job(name), event.attempt):  # else it is as new as what all other watchers were told
+            await self._board.refresh(name)
         while True:
             change = self._board.next_change(name)
             quiet_s = _QUIET_S
             state = self._board.job(name)
-            if state is None or state.session is None or state.session.attempt < event.attempt or not state.session.formed:
+            if state is None or not _formed(state, event.attempt):
                 # The store lost the session: put it back from what the rank knows.
                 await self._ledger.update(name, event, rank=event.rank)
                 await self._board.refresh(name)
@@ -259,6 +263,11 @@ def _filled_in(asked: JobSpec, manifest: ManifestFacts) -> JobSpec:
         label_kind=manifest.label_kind,
         label_width=manifest.label_width,
     )
+
+
+def _formed(state: JobState | None, attempt: int) -> bool:
+    """True where a snapshot has this attempt, or a later one, and it has begun."""
+    return state is not None and state.session is not None and state.session.attempt >= attempt and state.session.formed
 
 
 def _check_watcher(state: JobState, event: Observe) -> None:

@@ -91,13 +91,13 @@ def differences(old: JobState, new: JobState) -> tuple[dict[Key, bytes | None], 
         writes[Key(main, "session")] = records.encode(new.session)
     lanes = job_table(new.name, "lanes")
     for number, lane in new.lanes.items():
-        if lane != old.lanes.get(number):
+        if lane is not (known := old.lanes.get(number)) and lane != known:
             writes[Key(lanes, str(number))] = records.encode(lane)
     changed = bool(writes)
     ranks = job_table(new.name, "ranks")
     for number, rank in new.ranks.items():
         before = old.ranks.get(number)
-        if rank != before:
+        if rank is not before and rank != before:
             writes[Key(ranks, str(number))] = records.encode(rank)
             changed = (
                 changed
