@@ -229,3 +229,71 @@ def test_a_rank_without_a_driver_is_told_so() -> None:
         assert "driver" in gpu.why_not or "cuda-bindings" in gpu.why_not
     assert GpuChoice(0).open("shm").device is None
     assert GpuChoice().open("auto") == Gpu()
+
+
+class Pins:
+    """client.gpu.Pinner that notes. fails: as a driver without the right does."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.pinned: dict[int, int] = {}
+        self.all = 0
+
+    def pin(self, address: int, nbytes: int) -> None:
+        if self.fails:
+            raise TransportUnavailable("this GPU's driver pins no memory that is mapped read-only")
+        assert memory_at(address) >= nbytes, "what is pinned is mapped"
+        self.pinned[address] = nbytes
+        self.all += 1
+
+    def unpin(self, address: int) -> None:
+        assert memory_at(address) >= self.pinned.pop(address), "it is mapped still"
+
+
+def memory_at(address: int) -> int:
+    """Bytes of the mapping that begins there."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
+        if start <= address < end:
+            return end - address
+    return 0
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_slabs_in_host_memory_are_pinned_as_long_as_they_are_mapped(
+    tmp_path: Path, transport: TransportChoice, fails: bool
+) -> None:
+    session = small_session()
+    pins = Pins(fails)
+    async with serving(session, tmp_path, None) as served:
+        intake = ThreadIntake(session, 0, "n", NODE, transport=transport, gpu=GpuChoice(pinner=pins).open(transport))
+        try:
+            intake.update(served.table)
+            taken = await asyncio.to_thread(intake.take, 0, DEADLINE_S)
+            assert taken.pinned is not fails
+            assert taken.transport == transport
+            del taken
+            served.producer.window = 5
+            table = served.table
+            intake.update(LaneTable(2, 5, table.owners, table.tokens, table.endpoints))  # a new slab
+            await asyncio.to_thread(intake.take, 4, DEADLINE_S)
+            await asyncio.to_thread(eat, intake, 0, 12)
+            assert pins.all == (0 if fails else 2)
+        finally:
+            await asyncio.to_thread(intake.close)
+    assert not pins.pinned
+
+
+async def test_a_slab_whose_pixels_lie_on_the_gpu_is_not_pinned(tmp_path: Path) -> None:
+    session = small_session()
+    pins = Pins()
+    async with serving(session, tmp_path, memfd_device()) as served:
+        gpu = Gpu(memfd_device(), pinner=pins)
+        intake = ThreadIntake(session, 0, "n", NODE, gpu=gpu)
+        try:
+            intake.update(served.table)
+            assert await asyncio.to_thread(eat, intake, 0, 6) == {"cuda_ipc"}
+        finally:
+            await asyncio.to_thread(intake.close)
+    assert pins.all == 0

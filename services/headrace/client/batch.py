@@ -42,10 +42,11 @@ class Batch:
     keys: B texts. sample_ids: int64[B], the samples planned, as places in the manifest; source_ids: int64[B], the ones
     whose pixels, labels and keys are there (they differ where a bad sample was substituted). status: uint8[B], 0 ok,
     1 padded, 2 substituted. mask: bool[B], False where padded. epoch, step: of this rank. batch: k in the epoch plan.
-    fingerprint: of the engine that made it. worker, transport: where it came from.
+    fingerprint: of the engine that made it. worker, transport: where it came from. pinned: a GPU copies from `pixels` without
+    anybody's waiting.
     """
 
-    __slots__ = ("_data", "_decoded", "_device", "_head", "_header", "_pixels", "transport")
+    __slots__ = ("_data", "_decoded", "_device", "_head", "_header", "_pixels", "pinned", "transport")
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Batch:
         transport: str,
         *,
         device: DevicePixels | None = None,
+        pinned: bool = False,
     ) -> None:
         self._head = head
         self._data = data
@@ -63,6 +65,7 @@ class Batch:
         self._header = header
         self._pixels = pixels
         self._device = device
+        self.pinned = pinned
         self.transport = transport
 
     @property

@@ -159,7 +159,8 @@ class HandOver:
     def _arrived(self, index: int, taken: TakenSlot) -> Arrived:
         self._check(index, taken)
         pixels = pixel_view(taken.slot, taken.header) if taken.device is None else None
-        return Arrived(Batch(taken.head, taken.meta, taken.header, pixels, taken.transport, device=taken.device), taken)
+        form = (taken.head, taken.meta, taken.header, pixels, taken.transport)
+        return Arrived(Batch(*form, device=taken.device, pinned=taken.pinned), taken)
 
     def _check(self, index: int, taken: TakenSlot) -> None:
         """The last guard of 'exactly once': what is handed over is the plan's very batch, whatever a worker believed."""

@@ -41,7 +41,8 @@ class MemoryIntake:
 
     images: (sample ids, epoch) -> pixels in the job's output shape and dtype. labels: (sample ids) -> int64[B] or uint8[B, C].
     bad: sample id -> reason; such samples are substituted. Set `held` to an index to have it and later ones not come until
-    `let(None)`; `broken` maps an index to the error that its production failed with.
+    `let(None)`; `broken` maps an index to the error that its production failed with. place: what becomes of each slot that is
+    taken. on_release: told what is released.
     """
 
     session: Session
@@ -52,6 +53,8 @@ class MemoryIntake:
     held: int | None = None
     broken: dict[int, HeadraceError] = field(default_factory=dict)
     alter: Callable[[BatchMeta], None] = lambda meta: None
+    place: Callable[[TakenSlot], TakenSlot] = lambda taken: taken
+    on_release: Callable[[int], None] = lambda next_index: None
     released: int = 0
     closed: bool = False
     tables: list[LaneTable] = field(default_factory=list)
@@ -90,7 +93,7 @@ class MemoryIntake:
         position = self.plan.locate(self.rank, index)
         if position is None or not self.released <= index < self.released + self.session.window:
             raise AssertionError(f"index {index} lies outside the credit window that begins at {self.released}")
-        return self._make(index, position)
+        return self.place(self._make(index, position))
 
     def _make(self, index: int, position: Position) -> TakenSlot:
         job, output = self.session.job, self.session.job.pipeline.output
@@ -151,6 +154,7 @@ class MemoryIntake:
     def release(self, next_index: int) -> None:
         """As the protocol says."""
         self.released = max(self.released, next_index)
+        self.on_release(next_index)
 
     def fail(self, error: HeadraceError) -> None:
         """As the protocol says."""

@@ -103,6 +103,19 @@ class Context:
         with self.current():
             call(driver.cuMemFreeHost, address)
 
+    def pin(self, address: int, nbytes: int) -> None:
+        """Let the GPU read host memory that is mapped read-only here, without this thread's waiting for it."""
+        if not self.attribute("READ_ONLY_HOST_REGISTER_SUPPORTED"):
+            raise TransportUnavailable("this GPU's driver pins no memory that is mapped read-only", reason="old driver")
+        flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_READ_ONLY
+        with self.current():
+            call(driver.cuMemHostRegister, address, nbytes, flags)
+
+    def unpin(self, address: int) -> None:
+        """Before the memory is unmapped."""
+        with self.current():
+            call(driver.cuMemHostUnregister, address)
+
     def _copies(self) -> Any:
         """A stream of its own: the default one would wait for the trainer's kernels. Within `current`."""
         with self._lock:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from headrace.core.errors import TransportUnavailable
 from headrace.wire.device_memory import Device, DeviceMemory
+
+if TYPE_CHECKING:
+    from headrace.wire.cuda_calls import Context
 
 
 def open_device(ordinal: int) -> Device:
@@ -34,6 +38,13 @@ def open_device(ordinal: int) -> Device:
         memories.append(VmmMemory(context))
     memories.append(LegacyMemory(context))
     return Device(uuid, name, tuple(memories), lacks)
+
+
+def open_pinner(ordinal: int) -> Context:
+    """What pins host memory for the GPU of that ordinal; after `open_device`. Raises TransportUnavailable."""
+    from headrace.wire.cuda_calls import Context
+
+    return Context(ordinal)
 
 
 def uuid_text(data: bytes, *, mig: bool = False) -> str:

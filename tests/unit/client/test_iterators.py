@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,8 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
 
-    def begin(self, batch: Batch) -> Callable[[], Any]:
+    def begin(self, batch: Batch) -> Any:
+        from headrace.client.iterators.ahead import Copied
         from headrace.client.iterators.torch import TensorBatch, tensor_of
 
         self.events.append(("begin", batch.index))
@@ -100,7 +101,7 @@ class Recorder:
             self.events.append(("finish", batch.index))
             return tensors
 
-        return finish
+        return Copied(finish, None)
 
 
 def test_copies_run_one_ahead_without_counting_the_next_batch() -> None:

@@ -1,7 +1,8 @@
 """Batches as jax arrays.
 
 jax arrays never change, so pixels are copied once out of the slot, into memory that jax then owns by DLPack without a
-second copy (on the CPU; other devices copy it to themselves).
+second copy (on the CPU; other devices copy it to themselves). Pixels that a worker left on the trainer's GPU (cuda_ipc) are
+copied there, and the copy is waited for before the slot goes back.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.client.batch import Batch
+from headrace.client.device_pixels import DevicePixels
 from headrace.client.stream import Stream
 
 
@@ -38,11 +40,29 @@ def as_arrays(stream: Stream, device: Any = None) -> Iterator[ArrayBatch]:
 
     Raises what `next()` of the stream raises.
     """
+    gpu = _gpu_of(device)
+    if gpu is not None:
+        stream.prefer_gpu(gpu)
     for batch in stream:
         labels = None if batch.labels is None else jnp.asarray(batch.labels)
-        arrays = (array_of(batch.pixels, batch.dtype), labels, jnp.asarray(batch.mask))
+        on_device = batch.on_device
+        image = array_of(batch.pixels, batch.dtype) if on_device is None else own_copy(on_device)
+        arrays = (image, labels, jnp.asarray(batch.mask))
         pixels, labels, mask = jax.device_put(arrays, device) if device is not None else arrays
         yield ArrayBatch(pixels, labels, mask, batch)
+
+
+def _gpu_of(device: Any) -> int | None:
+    """The ordinal of a CUDA device; None for others, and for shardings, which have several."""
+    found = jax.devices()[0] if device is None else device
+    return getattr(found, "local_hardware_id", None) if getattr(found, "platform", "") in ("gpu", "cuda") else None
+
+
+def own_copy(pixels: DevicePixels) -> jax.Array:
+    """A jax array of pixels on a device: one copy there, which is over when this returns, so that the slot may go back."""
+    lent: jax.Array = jax.dlpack.from_dlpack(pixels)
+    copy: jax.Array = jnp.array(lent, copy=True)
+    return copy.block_until_ready()
 
 
 def array_of(array: NDArray[Any], dtype: str) -> jax.Array:

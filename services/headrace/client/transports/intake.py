@@ -325,7 +325,9 @@ class ThreadIntake:
         peer = self._links.by_number(arrival.link)
         released_s = self._released_s.get(arrival.index - peer.slots + 1) if peer is not None else None
         came = (slab.transport, arrival.worker, arrival.at_s)
-        return TakenSlot(arrival.index, slot, header, head, meta, *came, released_s=released_s, device=device)
+        return TakenSlot(
+            arrival.index, slot, header, head, meta, *came, released_s=released_s, device=device, pinned=slab.pinned
+        )
 
     def _note_released(self, next_index: int) -> None:
         """Keep since when indexes are released, for as long as batches that use their slots may come."""

@@ -89,7 +89,13 @@ class Links:
         return self._by_number.get(number)
 
     def add_slab(self, slab: Slab) -> None:
-        """Keep a slab until it is out of use and its batches are done with."""
+        """Keep a slab until it is out of use and its batches are done with; pin it where a GPU is to copy from it."""
+        pinner = self._me.gpu.pinner
+        if pinner is not None and slab.device is None and slab.number not in self.slabs:
+            try:
+                slab.pin(pinner)
+            except TransportUnavailable as error:
+                log.info("slab_not_pinned", transport=slab.transport, reason=error.message)
         self.slabs[slab.number] = slab
 
     def connect(self, peer: Peer, now_s: float) -> None:

@@ -11,11 +11,17 @@ import mmap
 import os
 from dataclasses import dataclass, field
 
+import numpy as np
+import structlog
+
+from headrace.client.gpu import Pinner
 from headrace.client.transports.device_slab import ImportedSlab
 from headrace.core import limits
 from headrace.core.errors import ProtocolMismatch, TransportUnavailable
 from headrace.telemetry.memory import available_bytes
 from headrace.wire.slot_format import PAGE, PIXEL_OFFSET
+
+log = structlog.get_logger()
 
 # Not in Python's fcntl module before 3.12.
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
@@ -28,7 +34,8 @@ MAX_SLAB_BYTES = limits.SLAB_BYTES
 class Slab:
     """One mapped slab. number: unique in this process. transport: rung that fills it.
 
-    in_use: its connection (or fetcher) still writes to it. device: where the pixels lie if not here.
+    in_use: its connection (or fetcher) still writes to it. device: where the pixels lie if not here. pinned: a GPU copies from
+    it without anybody's waiting.
     """
 
     number: int
@@ -39,6 +46,7 @@ class Slab:
     memory: mmap.mmap
     in_use: bool = True
     device: ImportedSlab | None = None
+    _pinner: Pinner | None = None
     _views: dict[int, memoryview] = field(default_factory=dict)
 
     def view(self, index: int) -> memoryview:
@@ -48,6 +56,28 @@ class Slab:
             with memoryview(self.memory) as whole:
                 self._views[index] = whole[start : start + self.slot_bytes]
         return self._views[index]
+
+    @property
+    def pinned(self) -> bool:
+        """See the class."""
+        return self._pinner is not None
+
+    def pin(self, pinner: Pinner) -> None:
+        """Pin all of it until it is unmapped. Raises TransportUnavailable."""
+        pinner.pin(self._address(), self.slots * self.slot_bytes)
+        self._pinner = pinner
+
+    def _address(self) -> int:
+        with memoryview(self.memory) as whole:
+            return int(np.frombuffer(whole, np.uint8).ctypes.data)
+
+    def _unpin(self) -> None:
+        pinner, self._pinner = self._pinner, None
+        if pinner is not None:
+            try:
+                pinner.unpin(self._address())
+            except TransportUnavailable as error:  # the driver is going down, with the process
+                log.warning("slab_not_unpinned", transport=self.transport, reason=error.message)
 
     def take_back(self, below: int) -> None:
         """End the views of indexes below a number, so far as no array of the trainer hangs on them."""
@@ -69,6 +99,7 @@ class Slab:
             if not self.device.close():
                 return False
             self.device = None
+        self._unpin()
         try:
             self.memory.close()
         except BufferError:

@@ -25,7 +25,7 @@ class TakenSlot(NamedTuple):
     slot's meta (wire.batch_meta), head: what its head says. worker: as it is connected. received_s: CLOCK_MONOTONIC of this
     host when it was known to be complete. waited: it was not here yet when `take` was called. released_s: when the slot was
     given back that its worker could make it in; None where it had one from the beginning of its connection. device: the pixels
-    where they lie on a GPU, not in the slot.
+    where they lie on a GPU, not in the slot. pinned: a GPU copies from the slot without anybody's waiting.
     """
 
     index: int  # type: ignore[assignment]
@@ -39,6 +39,7 @@ class TakenSlot(NamedTuple):
     waited: bool = False
     released_s: float | None = None
     device: DevicePixels | None = None
+    pinned: bool = False
 
     @property
     def lost(self) -> bool:
