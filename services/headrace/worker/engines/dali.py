@@ -200,7 +200,7 @@ class PreparedDali:
         assert rows.geometry is not None
         jpegs = [plain_jpeg(probe.data, probe.header) for row in piece if (probe := rows.probes[row])]
         boxes = batch.line.boxes(rows.geometry, piece)
-        started = time.monotonic()
+        started = self._seconds()
         try:
             images = batch.line.decode(jpegs, boxes)
         except StageFailed as failed:
@@ -211,7 +211,7 @@ class PreparedDali:
             else:
                 self._refuse(batch, piece[0], failed, in_bytes=batch.line.refuses(jpegs[0], boxes))
             return
-        batch.decode_s += self._thread_seconds(started, len(piece))
+        batch.decode_s += self._seconds() - started
         self._transform(batch, images, piece)
 
     def _refuse(self, batch: _Batch, row: int, failed: StageFailed, in_bytes: bool) -> None:
@@ -245,12 +245,12 @@ class PreparedDali:
         """The fused operations by DALI; then the others, if any, and into the slot."""
         assert batch.rows.geometry is not None
         straight = isinstance(batch.out, DeviceSlot) and self._fused == len(self._spec.ops)
-        started = time.monotonic()
+        started = self._seconds()
         made = batch.line.transform(images, batch.rows.geometry, piece, formatted=straight)
         if isinstance(batch.out, DeviceSlot) and straight:
             copy_to_gpu(made, batch.out.pointer, self._row_bytes, piece)
         in_host = [] if straight else host_images(made)
-        batch.augment_s += self._thread_seconds(started, len(piece))
+        batch.augment_s += self._seconds() - started
         if in_host:
             self._finish(batch, piece, lambda place, row: self._other_ops(in_host[place], batch.rows.params, row))
 
@@ -278,9 +278,12 @@ class PreparedDali:
             copy_to_gpu(batch.line.format(made), out.pointer, self._row_bytes, rows)
         batch.augment_s += thread_s
 
-    def _thread_seconds(self, started_s: float, rows: int) -> float:
-        """What DALI's threads took: it does not tell, and they are all busy but for the last of a batch."""
-        return (time.monotonic() - started_s) * min(self._engine.threads, rows)
+    def _seconds(self) -> float:
+        """A clock of what DALI's own threads take, which it does not tell: the process does little else while they work.
+
+        On a GPU, where they wait for it, the time that passes.
+        """
+        return time.process_time() if self._engine.gpu is None else time.monotonic()
 
 
 def takes(header: ImageHeader, gpu: int | None) -> bool:
