@@ -297,3 +297,27 @@ async def test_a_slab_whose_pixels_lie_on_the_gpu_is_not_pinned(tmp_path: Path) 
         finally:
             await asyncio.to_thread(intake.close)
     assert pins.all == 0
+
+
+@pytest.mark.parametrize("vmm", [True, False], ids=["vmm", "legacy"])
+async def test_the_same_over_every_line_up_to_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vmm: bool) -> None:
+    """The implementations for CUDA, over a driver that is none."""
+    pytest.importorskip("cuda.bindings.driver")
+    from headrace.testing.fake_driver import FakeDriver
+    from headrace.wire import cuda_calls, cuda_legacy, cuda_vmm
+    from headrace.wire.cuda_device import open_device
+
+    fake = FakeDriver(vmm=vmm)
+    for module in (cuda_calls, cuda_vmm, cuda_legacy):
+        monkeypatch.setattr(module, "driver", fake)
+    session = small_session(side=64, batch_size=4)
+    async with (
+        serving(session, tmp_path, open_device(0)) as served,
+        taking(session, served.table, open_device(0), "cuda_ipc") as intake,
+    ):
+        assert await asyncio.to_thread(eat, intake, 0, 20) == {"cuda_ipc"}
+        served.producer.window = 6
+        table = served.table
+        intake.update(LaneTable(2, 6, table.owners, table.tokens, table.endpoints))
+        assert await asyncio.to_thread(eat, intake, 20, 20) == {"cuda_ipc"}
+    assert fake.clean

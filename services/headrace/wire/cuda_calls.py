@@ -17,8 +17,6 @@ from cuda.bindings import driver
 from headrace.core.errors import TransportUnavailable
 from headrace.wire.device_memory import HostBuffer
 
-# The one that tells MIG instances apart; from CUDA 13 on there is no other.
-device_uuid = driver.cuDeviceGetUuid_v2 if hasattr(driver, "cuDeviceGetUuid_v2") else driver.cuDeviceGetUuid
 P = ParamSpec("P")
 _OK = driver.CUresult.CUDA_SUCCESS
 # What people meet most, and what to do about it.
@@ -129,7 +127,9 @@ class Context:
 
     def uuid(self) -> bytes:
         """16 bytes, those of the instance where it is one of MIG."""
-        return bytes(call(device_uuid, self.device).bytes)
+        # The older one does not tell MIG instances apart; from CUDA 13 on it does, and is the only one.
+        newest = driver.cuDeviceGetUuid_v2 if hasattr(driver, "cuDeviceGetUuid_v2") else driver.cuDeviceGetUuid
+        return bytes(call(newest, self.device).bytes)
 
     def attribute(self, name: str) -> int:
         """A device attribute by the end of its name, 0 where driver or bindings do not know it."""
