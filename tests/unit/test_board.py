@@ -12,6 +12,7 @@ from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.job_tables import job_table
 from headrace.coordinator.ledger import Ledger
+from headrace.coordinator.quarantine import Quarantined
 from headrace.coordinator.store import Key
 from headrace.coordinator.store_memory import MemoryStore
 from headrace.core.errors import StoreUnavailable
@@ -241,6 +242,25 @@ async def test_what_is_remembered_of_a_job_goes_when_a_hint_says_that_it_is_gone
     await world.board.refresh("job")
     assert world.board.job("job") is None
     assert world.forgotten == ["job:job"]
+
+
+async def test_a_list_of_bad_samples_is_read_once_in_ten_seconds_however_often_its_job_is_looked_at(world: World) -> None:
+    """Each write of a rank's makes a pass over its job; the list may have ten thousand entries."""
+    read = list[str]()
+    of = world.ledger.quarantine.of
+
+    async def counted(job: str) -> Quarantined:
+        read.append(job)
+        return await of(job)
+
+    world.ledger.quarantine.of = counted  # type: ignore[method-assign]
+    for seconds in range(1, 41):
+        world.now_us += S
+        await world.board.refresh()
+        for _ in range(20):  # woken
+            await world.board.refresh("job")
+        assert seconds // 10 <= len(read) <= seconds // 10 + 1
+    assert set(read) == {"job"}
 
 
 @pytest.mark.parametrize("fault", ["store", "record", "count"])

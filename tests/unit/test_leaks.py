@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.errors import PeerGone
-from headrace.testing.leaks import DEV_SHM, Allowance, Leak, Measure, compare, measure, settled, totals
+from headrace.testing.leaks import DEV_SHM, Allowance, Leak, Measure, compare, measure, resting, settled, totals
 
 # Does what it is told, a line at a time, and answers each with one.
 SUBJECT = """
@@ -191,3 +191,20 @@ def test_totals_are_the_numbers_that_a_run_follows(subject: Subject) -> None:
     }
     assert 1 << 20 < process.anonymous_bytes < process.rss_bytes
     assert process.pss_bytes <= process.rss_bytes
+
+
+def test_rest_is_what_is_left_once_nothing_is_given_back_any_more(subject: Subject) -> None:
+    """A descriptor goes with each look, four times; what comes meanwhile does not put it off."""
+    subject.do("kept += [open('/dev/null') for _ in range(9)]")
+    looks = list[Measure]()
+
+    def take() -> Measure:
+        if len(looks) < 5:
+            subject.do("kept.pop()")
+        looks.append(subject.measure())
+        return looks[-1]
+
+    rest = resting(take, quiet_s=0.5, deadline_s=60)
+    assert rest is looks[4]
+    assert len(looks) > 5, "and then it was quiet for a while"
+    assert resting(take, quiet_s=60, deadline_s=0.1).processes.keys() == {"subject"}, "or at the deadline"

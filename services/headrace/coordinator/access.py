@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.coordinator import refusals, status_page
 from headrace.core.errors import Unauthenticated
@@ -15,10 +17,6 @@ from headrace.wire.secret import HEADER, MAX_CHARS, MIN_CHARS, Secret, shown, we
 # Probes have no token, and say nothing of jobs; metrics have names and numbers of jobs, for Prometheus; the status page's
 # files are the same for everybody, and ask for the token before they show anything.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"}) | status_page.PATHS
-
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class AdminAccess:
 
     def __init__(
         self,
-        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        app: ASGIApp,
         token: Secret,
         turned_away: Callable[[str, str], None],
     ) -> None:
@@ -72,11 +70,8 @@ class AdminAccess:
         shows = "a wrong token" if self._given(scope) else "no token"
         self._turned_away(refusals.ADMIN, f"a request to the admin API from {(scope.get('client') or ['?'])[0]} shows {shows}")
         detail = "the admin API asks for its token as `authorization: Bearer TOKEN`; commands take it from HEADRACE_ADMIN_TOKEN"
-        body = json.dumps({"detail": f"{detail} or HEADRACE_ADMIN_TOKEN_FILE"}).encode()
-        headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-        headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        told = {"detail": f"{detail} or HEADRACE_ADMIN_TOKEN_FILE"}
+        await JSONResponse(told, 401, {"www-authenticate": "Bearer"})(scope, receive, send)
 
     @staticmethod
     def _given(scope: Scope) -> tuple[str, ...]:

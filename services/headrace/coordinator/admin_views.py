@@ -13,7 +13,7 @@ from headrace.coordinator.instruments import dropped, lanes_unowned
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import Manifests
 from headrace.coordinator.quarantine import Quarantined
-from headrace.coordinator.recent import judge_job, members_of, waited_s
+from headrace.coordinator.recent import judge_job, waited_s
 from headrace.core.errors import HeadraceError
 from headrace.core.events import JobState
 from headrace.core.job import JobSpec
@@ -180,7 +180,7 @@ def job_summary(board: Board, state: JobState) -> JobSummary:
         attempt=session.attempt if session else 0,
         formed=bool(session and session.formed),
         world=session.world if session else 0,
-        ranks_live=sum(record.alive(board.seen_us()) for record in members_of(state).values()),
+        ranks_live=sum(record.alive(board.seen_us()) for record in state.members.values()),
         lanes=session.lanes if session else 0,
         lanes_unowned=lanes_unowned(state, board.seen_us()),
         fingerprint=state.job.spec.fingerprint,
@@ -198,7 +198,7 @@ def job_summary(board: Board, state: JobState) -> JobSummary:
 async def job_view(board: Board, ledger: Ledger, state: JobState) -> JobView:
     """A job in full; it must be open. Raises StoreUnavailable."""
     assert state.job is not None
-    spec, session, members = state.job.spec, state.session, members_of(state)
+    spec, session, members = state.job.spec, state.session, state.members
     bad = await ledger.quarantine.of(state.name)
     whole, lost = dropped(state)
     return JobView(

@@ -18,7 +18,7 @@ from headrace.coordinator.holdings import Holdings, Leases
 from headrace.coordinator.job_tables import keep_us, last_used_us
 from headrace.coordinator.lane_tables import LaneTables, seen_by_watchers
 from headrace.coordinator.ledger import Fleet, Ledger
-from headrace.coordinator.recent import Recent, members_of
+from headrace.coordinator.recent import Recent
 from headrace.coordinator.scaling import Scaling
 from headrace.coordinator.shared import Shared
 from headrace.core.errors import HeadraceError, StoreUnavailable
@@ -81,6 +81,7 @@ class Board:
         self.recent = Recent()
         self.scaling = Scaling(scaling_interval_s)
         self.bad_reasons: dict[str, Counter[str]] = {}
+        self._bad_due: set[str] = set()  # jobs whose list is to be read by the next pass over them
         self._bad_unread: set[str] = set()  # jobs whose list could not be read
         ledger.on_change = self.wake
 
@@ -150,6 +151,8 @@ class Board:
         if not self._blind:  # silence says nothing then, neither to the rules nor to readers
             self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
         names = sorted(self._due()) if job is None else [job]
+        if job is None and self._passes % _BAD_PASSES == 0:
+            self._bad_due.update(names)
         gate = asyncio.Semaphore(_JOBS_AT_ONCE)
         results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
         _tell_failures(dict(zip(names, results, strict=True)))
@@ -260,9 +263,10 @@ class Board:
         # At once: were anything between to fail, the next pass would see no difference any more.
         if before is None or seen_by_watchers(before) != seen_by_watchers(state):
             self._changed.pop(name, asyncio.Event()).set()
-        for rank, record in members_of(state).items():
+        for rank, record in state.members.items():
             self.recent.note(name, rank, record)
-        if state.session is not None and (name not in self.bad_reasons or self._passes % _BAD_PASSES == 0):
+        if state.session is not None and (name not in self.bad_reasons or name in self._bad_due):
+            self._bad_due.discard(name)
             await self._count_bad(name)
 
     async def _count_bad(self, name: str) -> None:
@@ -281,7 +285,7 @@ class Board:
         self.loaded = True
         for name in self._jobs.keys() - self._fleet.jobs:
             self._drop(name)
-        self.recent.keep({(job.name, rank, r.nonce) for job in self._jobs.values() for rank, r in members_of(job).items()})
+        self.recent.keep({(job.name, rank, r.nonce) for job in self._jobs.values() for rank, r in job.members.items()})
         if not self._blind:  # or the fleet would be told to shrink, since nobody seems to train
             self.scaling.look(self._jobs.values(), self._fleet.workers, self._fleet.now_us, self._ledger.rules)
 
@@ -291,6 +295,7 @@ class Board:
         self._holdings.drop(name)
         self._changed.pop(name, asyncio.Event()).set()
         self.bad_reasons.pop(name, None)
+        self._bad_due.discard(name)
         self._bad_unread.discard(name)
         self._ledger.store.forget(f"job:{name}")
 

@@ -9,6 +9,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Any
 
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace.core import limits
@@ -92,17 +93,14 @@ class RequestLimits:
         body_fits = length.isdigit() and len(length) <= 9 and int(length) <= limits.HTTP_BODY_BYTES
         query = len(scope["query_string"]) + len(scope["raw_path"])
         if query > limits.HTTP_QUERY_BYTES:
-            await _refuse(send, 414, f"path and query have {query} bytes; at most {limits.HTTP_QUERY_BYTES} are read")
+            refusal = _refusal(414, f"path and query have {query} bytes; at most {limits.HTTP_QUERY_BYTES} are read")
+            await refusal(scope, receive, send)
         elif not body_fits or b"transfer-encoding" in given:
-            await _refuse(send, 413, f"bodies have at most {limits.HTTP_BODY_BYTES} bytes, and say how many")
+            refusal = _refusal(413, f"bodies have at most {limits.HTTP_BODY_BYTES} bytes, and say how many")
+            await refusal(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
 
-async def _refuse(send: Any, status: int, text: str) -> None:
-    body = b'{"detail":"' + text.encode() + b'"}'
-    headers = [
-        (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close"),
-    ]  # fmt: skip
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _refusal(status: int, text: str) -> JSONResponse:
+    return JSONResponse({"detail": text}, status, {"connection": "close"})

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from headrace.coordinator.job_tables import last_used_us
-from headrace.coordinator.recent import judge_job, members_of
+from headrace.coordinator.recent import judge_job
 from headrace.coordinator.recent_events import RecentEvents
 from headrace.coordinator.refusals import Refusals
 from headrace.core.events import JobState
@@ -109,7 +109,7 @@ def dropped(job: JobState) -> tuple[int, int]:
         return 0, 0
     session = job.session.session(job.job)
     plan, whole = SessionPlan(session), SessionPlan(replace(session, epoch=0, first=0, epochs=0)).dropped_in(0)
-    members = members_of(job)
+    members = job.members
     at = plan.locate(0, min(members[rank].consumed if rank in members else 0 for rank in range(session.world)))
     ended = (session.epochs if at is None else at.epoch) - session.epoch
     # The session's first epoch may be the rest of one, too short for a step; from the second on all are whole.
@@ -172,7 +172,7 @@ class BoardCollector(Collector):
                 bad.add_metric([job.name, reason], number)
             if job.session is None:
                 continue
-            members = list(members_of(job).values())
+            members = list(job.members.values())
             attempt.add_metric([job.name], job.session.attempt)
             ranks.add_metric([job.name], job.session.world)
             live.add_metric([job.name], sum(record.alive(self._board.seen_us()) for record in members))
@@ -215,7 +215,7 @@ class BoardCollector(Collector):
         committed = metrics.counter_family("headrace_rank_batches_committed_total")
         transport = metrics.gauge_family("headrace_rank_transport_info")
         for job in self._used:
-            for rank, record in sorted(members_of(job).items()):
+            for rank, record in job.members.items():
                 labels = [job.name, str(rank)]
                 for cause, seconds in self._board.recent.waits(job.name, rank, record).items():
                     wait.add_metric([*labels, cause], seconds)

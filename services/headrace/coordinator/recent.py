@@ -96,7 +96,7 @@ class Recent:
 
 def judge_job(recent: Recent, job: JobState, now_us: int) -> JobVerdict:
     """What is said of a job by its live ranks."""
-    return judge([recent.wait(job.name, rank, record) for rank, record in members_of(job).items() if record.alive(now_us)])
+    return judge([recent.wait(job.name, rank, record) for rank, record in job.members.items() if record.alive(now_us)])
 
 
 def _ratio(first: _Point, last: _Point) -> float:
@@ -126,14 +126,3 @@ def grown(before: Mapping[str, float], waits: Mapping[str, float]) -> dict[str, 
     for cause, seconds in short.items():
         after[cause] = before.get(cause, 0.0) + seconds * min(1.0, due / sum(short.values()))
     return after
-
-
-def members_of(job: JobState) -> dict[int, RankRecord]:
-    """The ranks' records of the newest attempt."""
-    if job.session is None:
-        return {}
-    return {
-        rank: record
-        for rank, record in sorted(job.ranks.items())
-        if record.attempt == job.session.attempt and rank < job.session.world
-    }

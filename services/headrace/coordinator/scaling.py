@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
-from headrace.coordinator.recent import members_of, waited_s
+from headrace.coordinator.recent import waited_s
 from headrace.core.autoscale import Class, JobDemand, Scale, Taken, demand, scale
 from headrace.core.events import JobState, Rules
 from headrace.core.records import RankRecord, WorkerRecord
@@ -50,7 +50,7 @@ class Scaling:
         for state in training:
             assert state.job is not None
             assert state.session is not None
-            members = {rank: record for rank, record in members_of(state).items() if record.alive(now_us)}
+            members = {rank: record for rank, record in state.members.items() if record.alive(now_us)}
             totals |= {(state.name, rank, record.nonce): _totals(record) for rank, record in members.items()}
             taken = [self._taken(state.name, rank, record) for rank, record in members.items()]
             told = demand(taken, state.session.world, state.job.spec.batch_size)

@@ -46,6 +46,14 @@ class JobState:
     ranks: Mapping[int, RankRecord] = field(default_factory=dict)
     workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
 
+    @property
+    def members(self) -> dict[int, RankRecord]:
+        """The ranks of the newest attempt, by number; none where there is no session."""
+        session = self.session
+        if session is None:
+            return {}
+        return {n: r for n, r in sorted(self.ranks.items()) if r.attempt == session.attempt and n < session.world}
+
 
 # --- events ----------------------------------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ def active(session: SessionRecord, ranks: Mapping[int, RankRecord], now_us: int,
 
 def _judge(state: JobState) -> tuple[JobState, Sequence[Effect]]:
     """Name the index at which all ranks stop, once, where too many samples were bad."""
-    job, session, members = state.job, state.session, _members(state)
+    job, session, members = state.job, state.session, list(state.members.values())
     assert job is not None
     assert session is not None
     if session.stop_index >= 0 or not ready_to_judge(session.world, members):
@@ -103,15 +103,10 @@ def _release(state: JobState) -> JobState:
 # --- what ranks and workers complain of ------------------------------------------------------------------------------
 
 
-def _members(state: JobState) -> list[RankRecord]:
-    assert state.session is not None
-    return [r for rank, r in state.ranks.items() if r.attempt == state.session.attempt and rank < state.session.world]
-
-
 def _renew(state: JobState, now_us: int) -> tuple[JobState, Sequence[Effect]]:
     """Lease anew what a rank knows a newer token of: the store lost that one, and the rank refuses what is older."""
     lanes, notes = dict(state.lanes), list[Note]()
-    for trouble in (trouble for record in _members(state) for trouble in record.troubles):
+    for trouble in (trouble for record in state.members.values() for trouble in record.troubles):
         lane = lanes.get(trouble.lane)
         if lane is None or not lane.token < trouble.token <= now_us + TOKEN_AHEAD_US:
             continue
@@ -129,7 +124,7 @@ def _with_troubles(state: JobState, fleet: Fleet, now_us: int, rules: Rules) -> 
     groups = _groups(session)
     unreached = {
         (trouble.worker, trouble.lane)
-        for record in _members(state)
+        for record in state.members.values()
         if record.alive(now_us) and not _cut_off(state, record, rules)
         for trouble in record.troubles
         if _unreached(trouble) and trouble.waited_s >= rules.lag_s
@@ -255,8 +250,8 @@ def _group_nodes(state: JobState, session: SessionRecord, groups: int) -> dict[i
     if groups != session.world:
         return {}
     nodes: dict[int, str] = {}
-    for rank, record in state.ranks.items():
-        if record.attempt == session.attempt and rank < session.world and record.node:
+    for rank, record in state.members.items():
+        if record.node:
             # Lanes of the first epoch; where it begins mid-epoch, later epochs are shifted against it.
             nodes[(session.first + rank) % groups] = record.node
     return nodes

@@ -7,7 +7,6 @@ the process once its stream was closed. A last line that was cut by a kill is no
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 
 from headrace.core.job import Session
 from headrace.testing.audit import EpochAudit, Seen, audit_epoch
-from headrace.testing.leaks import measure, totals
+from headrace.testing.leaks import measure, resting, totals
 
 REST_S, REST_DEADLINE_S = 1.0, 10.0
 
@@ -52,14 +51,8 @@ class JournalWriter:
 
     def end(self, pid: int) -> None:
         """The stream is closed: note what this process still has once nothing goes any more, as gRPC ends in its own time."""
-        left, since_s = totals(measure({"rank": pid}).processes["rank"]), time.monotonic()
-        end_s = since_s + REST_DEADLINE_S
-        while time.monotonic() < min(end_s, since_s + REST_S):
-            time.sleep(0.05)
-            now = totals(measure({"rank": pid}).processes["rank"])
-            if any(now[kind] < left[kind] for kind in now if kind != "memory_bytes"):
-                left, since_s = now, time.monotonic()
-        self._line({"left": left})
+        left = resting(lambda: measure({"rank": pid}), quiet_s=REST_S, deadline_s=REST_DEADLINE_S)
+        self._line({"left": totals(left.processes["rank"])})
         self._file.close()
 
     def _line(self, value: dict[str, Any]) -> None:

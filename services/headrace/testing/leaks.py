@@ -112,6 +112,17 @@ def settled(
     return leaks
 
 
+def resting(take: Callable[[], Measure], *, quiet_s: float, deadline_s: float) -> Measure:
+    """What is left once nothing has been given back for `quiet_s`, or at the deadline: things end in their own time."""
+    end_s = time.monotonic() + deadline_s
+    rest, since_s = take(), time.monotonic()
+    while time.monotonic() < min(end_s, since_s + quiet_s):
+        time.sleep(_POLL_S)
+        if compare(now := take(), rest):  # the other way round: what went
+            rest, since_s = now, time.monotonic()
+    return rest
+
+
 def _compare_one(name: str, then: ProcessMeasure, now: ProcessMeasure) -> Iterator[Leak]:
     more = _more(then.descriptors, now.descriptors)
     if files := _more(Counter(then.files), Counter(now.files)):

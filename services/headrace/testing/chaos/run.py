@@ -24,7 +24,7 @@ from headrace.testing.chaos.trainer import Trainer
 from headrace.testing.cluster import Cluster
 from headrace.testing.demo_dataset import make_demo_dataset
 from headrace.testing.journal import Journal, audit, kept
-from headrace.testing.leaks import Allowance, Leak, Measure, compare, measure, settled
+from headrace.testing.leaks import Allowance, Leak, Measure, measure, resting, settled
 
 log = structlog.get_logger()
 
@@ -266,15 +266,8 @@ class _Rounds:
         return measure({each.name: each.running.pid for each in self._fleet.members() if each.name.startswith(role)})
 
     def _resting(self) -> Measure:
-        """The fleet once nothing has gone any more for a while: what ranks had is given back in its own time."""
-        end_s = time.monotonic() + REST_DEADLINE_S
-        rest, since_s = self._measure(), time.monotonic()
-        while time.monotonic() < min(end_s, since_s + REST_S):
-            time.sleep(TURN_S)
-            now = self._measure()
-            if compare(now, rest, Allowance()):  # something was given back
-                rest, since_s = now, time.monotonic()
-        return rest
+        """The fleet once what ranks had has been given back."""
+        return resting(self._measure, quiet_s=REST_S, deadline_s=REST_DEADLINE_S)
 
     def _find_leaks(self, journals: Sequence[Journal]) -> None:
         assert self._rest is not None
