@@ -32,6 +32,7 @@ from headrace.testing.fuzz.runner import Target
 from headrace.testing.image_kinds import bad_kinds, good_kinds
 from headrace.testing.tars import tar_bytes
 from headrace.worker.engines.cpu import CpuEngine
+from headrace.worker.engines.dali_input import plain_jpeg
 from headrace.worker.engines.protocol import Sample
 from headrace.worker.sources.sharded import ShardedSource
 
@@ -107,6 +108,9 @@ def _read_header(data: bytes) -> None:
     assert header.width >= 0 <= header.height
     assert header.reason != "none" or (header.width * header.height > 0 and header.format)
     assert check(header, Decode()) in BAD_REASONS
+    if header.reason == "none" and header.format == "jpeg":
+        again = read_header(plain_jpeg(data, header))
+        assert (again.width, again.height, again.orientation) == (header.width, header.height, header.orientation)
 
 
 class _Decoder:
