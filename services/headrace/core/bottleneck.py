@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headrace.core.contention import Contention
 from headrace.core.errors import ConfigInvalid
 from headrace.core.starvation import CAUSES
 from headrace.core.step_plan import Stages
@@ -61,6 +62,7 @@ class Measured:
     cached_s: on one batch that stays. live_s: on the stream, from one next() to the following one. waits_s: of live_s, blocked
     in next(), by cause. workers: that made the batches. lanes: of the job, beyond which a worker would idle. window: batches
     made ahead. transport: as StreamStats has it. stages: of a batch as workers and client measured them; None where unknown.
+    contention: what the workers cost the step; None where that was not measured.
     """
 
     steps: int
@@ -73,6 +75,7 @@ class Measured:
     window: int
     transport: str
     stages: Stages | None = None
+    contention: Contention | None = None
 
     def __post_init__(self) -> None:
         if not (0 < self.cached_s < math.inf and 0 < self.live_s < math.inf):
@@ -105,6 +108,8 @@ class Diagnosis:
             f"  step on the stream        {_ms(found.live_s)}   {found.batch_size / found.live_s:8.0f} samples/s",
         ]
         lines += [f"    of that, {name:<15} {_ms(seconds)}   {MEANINGS[name]}" for name, seconds in self.largest()]
+        if found.contention is not None:
+            lines.append(f"  {found.contention.sentence}: {found.contention.advice}")
         lines += [f"  {number}. {action}" for number, action in enumerate(self.actions, 1)]
         return "\n".join(lines)
 
@@ -157,7 +162,9 @@ def _actions(found: Measured, verdict: str, bottleneck: str, wanted: int) -> tup
     if verdict == COMPUTE_BOUND:
         return _LEAVE
     first, second = _texts(found, bottleneck)
-    if bottleneck == "transfer" and found.transport == "shm":
+    if bottleneck == SLOWED and found.contention is not None and found.contention.noticed:
+        first = found.contention.advice
+    if bottleneck == "transfer" and found.transport in ("shm", "cuda_ipc"):
         first, second = second, _LATE_BY_SHM
     facts = {
         "wanted": wanted, "workers": found.workers, "lanes": found.lanes, "window": found.window,

@@ -132,7 +132,7 @@ _WORKER: tuple[Metric, ...] = (
            "Batches begun again since the GPU had no memory for them; fewer are in the engine at once then."),
     Metric("headrace_read_ahead_bytes", "gauge", "worker", "Encoded bytes read and not yet decoded.", (), "bytes"),
     Metric("headrace_slab_bytes", "gauge", "worker",
-           "Memory of all slabs, mapped by ranks or held for sending.", ("transport",), "bytes"),
+           "Memory of all slabs, mapped by ranks or held for sending; of `cuda_ipc` the GPU's.", ("transport",), "bytes"),
     Metric("headrace_connections", "gauge", "worker", "Ranks connected.", ("transport",)),
     Metric("headrace_sent_bytes_total", "counter", "worker", "Bytes of batches handed to ranks.", ("transport",), "bytes"),
     Metric("headrace_slots", "gauge", "worker",
