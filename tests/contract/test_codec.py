@@ -13,7 +13,7 @@ from headrace.core.image_header import read_header
 from headrace.core.pipeline_spec import CenterCrop, Decode, PipelineSpec, RandomCrop, Resize
 from headrace.testing.image_kinds import ImageKind, encode, good_jpegs, good_kinds, patch, photo
 from headrace.testing.image_variants import image_variants
-from headrace.worker.engines import decode_half, pixels
+from headrace.worker.engines import decode_half, pixels, region_probe
 from headrace.worker.engines.codec import Codec, Device
 from headrace.worker.engines.codec_plan import Route, route_of, routes_of
 from headrace.worker.engines.cpu import CpuEngine
@@ -150,7 +150,7 @@ def test_what_nvimgcodec_refuses_against_its_word_is_made_or_judged_by_the_cpu_e
     monkeypatch.setattr(decode_half, "scan_fault", lambda probe: "none")
     cpu = CpuEngine(2)
     spec = PipelineSpec()
-    half = DecodeHalf(spec, 1, cpu, hardware=True, fused=fused_count(spec))
+    half = DecodeHalf(spec, 1, cpu, Device(None, hardware=True), fused=fused_count(spec))
     samples = [Sample(i, f"k{i}", data) for i, data in enumerate([PHOTO, bogus, encode(photo(), "PNG")])]
     with ThreadPoolExecutor(2) as pool:
         decoded = half.run(samples, [(0, i) for i in range(3)], codec, pool)
@@ -164,3 +164,16 @@ def test_what_nvimgcodec_refuses_against_its_word_is_made_or_judged_by_the_cpu_e
 def test_all_kinds_of_images_are_routed() -> None:
     routes = {route_of(read_header(kind.data), hardware=True) for kind in good_kinds()}
     assert routes == set(Route)
+
+
+def test_a_part_is_decoded_as_the_whole_is_and_the_probe_says_so(codec: Codec) -> None:
+    assert region_probe.why_not(Device(gpu=None, hardware=True)) == ""
+    whole, part = codec.decode(Route.CUDA, [PHOTO, PHOTO], cuts=[None, (20, 31, 77, 100)])
+    assert np.array_equal(np.asarray(part), np.asarray(whole)[20:97, 31:131])
+
+
+def test_a_probe_that_fails_or_hangs_says_why() -> None:
+    # No GPU here; where there is one, the CPU's decode and the GPU's are not in question.
+    nowhere = Device(gpu=99, hardware=False)
+    assert region_probe.why_not(nowhere)
+    assert "0.01 s" in region_probe.why_not(nowhere, deadline_s=0.01)

@@ -18,7 +18,7 @@ from headrace.testing import numpy_lane
 from headrace.testing.image_kinds import encode, exif, photo
 from headrace.testing.numpy_lane import NumpyLanes
 from headrace.worker.engines import cvcuda_plan
-from headrace.worker.engines.codec_plan import Route, routes_of
+from headrace.worker.engines.codec_plan import Route, cuts_of, routes_of
 from headrace.worker.engines.geometry import fused_count
 from headrace.worker.engines.output import tables
 from headrace.worker.engines.protocol import Sample
@@ -155,6 +155,23 @@ def test_what_it_lacks_is_said_when_the_job_is_prepared(engine, ops, lacks: str)
     with pytest.raises(EngineUnsupported, match="engine `cpu`") as caught:
         engine.prepare(PipelineSpec(ops=ops), SEED)
     assert caught.value.ids == {"engine": "cvcuda", "op": lacks}
+
+
+def test_parts_decoded_by_themselves_give_the_same_pixels(engine) -> None:
+    parts = numpy_lane.engine(2, NumpyLanes(regions=True))
+    datas = [*MIRRORED, encode(photo(500, 375), "JPEG"), encode(photo(64, 48), "PNG"), b"bad"] * 3
+    for ops in ((ps.RandomResizedCrop((32, 40)), ps.HorizontalFlip()), (ps.Resize(50), ps.CenterCrop((40, 40)))):
+        spec = PipelineSpec(ops=ops)
+        rows = look_at(spec, SEED, samples_of(datas), [(0, i) for i in range(len(datas))], fused_count(spec))
+        assert bool(cuts_of(rows)) == isinstance(ops[0], ps.RandomResizedCrop)
+        assert run(parts, spec, datas)[1] == run(engine, spec, datas)[1]
+        whole, by_parts = (
+            np.frombuffer(run(one, spec, datas)[0], np.uint8).reshape(spec.shape(len(datas))) for one in (engine, parts)
+        )
+        good = [row for row, data in enumerate(datas) if data != b"bad"]
+        assert np.array_equal(whole[good], by_parts[good])
+    assert "regions=1" in parts.fingerprint
+    parts.close()
 
 
 def test_a_slot_of_another_gpu_or_size_is_refused(engine) -> None:

@@ -26,9 +26,9 @@ FACTS = GpuFacts("a GPU of numpy", "none", jpeg_engine=True, cvcuda="none")
 class NumpyLanes:
     """Lanes for as many batches as `room`: one more finds no memory."""
 
-    def __init__(self, room: int = 1000, jpeg_engine: bool = True) -> None:
+    def __init__(self, room: int = 1000, jpeg_engine: bool = True, regions: bool = False) -> None:
         self.gpu = 0
-        self.device = Device(None, jpeg_engine)
+        self.device = Device(None, jpeg_engine, regions)
         self.made = 0
         self._room = room
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeAlias
 
 import structlog
 from nvidia import nvimgcodec
@@ -17,16 +18,23 @@ from headrace.worker.engines.codec_plan import Route
 
 log = structlog.get_logger()
 
+# y, x, height, width of an image as it is stored.
+Cut: TypeAlias = tuple[int, int, int, int]
 # libjpeg's way of scaling chroma up; nvJPEG's own default is nearer to nothing.
 _OPTIONS = ":fancy_upsampling=1"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where to decode. gpu: ordinal in this process; None: the CPU. hardware: whether the GPU has a JPEG engine."""
+    """Where to decode, and how.
+
+    gpu: ordinal in this process; None: the CPU. hardware: whether the GPU has a JPEG engine. regions: decode no more of an
+    image than its cut; see region_probe.
+    """
 
     gpu: int | None
     hardware: bool
+    regions: bool = False
 
 
 def versions(device: Device) -> str:
@@ -34,7 +42,8 @@ def versions(device: Device) -> str:
     parts = [f"nvimgcodec={version('nvidia-nvimgcodec-cu12')}"]
     if device.gpu is not None:
         parts.append(f"nvjpeg={_installed('nvidia-nvjpeg-cu12')}")
-    return ",".join([*parts, f"jpeg_engine={int(device.hardware)}", "backend=" + ("cpu" if device.gpu is None else "gpu")])
+    backend = "cpu" if device.gpu is None else "gpu"
+    return ",".join([*parts, f"jpeg_engine={int(device.hardware)}", f"backend={backend}", f"regions={int(device.regions)}"])
 
 
 def _installed(package: str) -> str:
@@ -61,14 +70,17 @@ class Codec:
             sample_format=nvimgcodec.SampleFormat.I_RGB,
         )
 
-    def decode(self, route: Route, datas: Sequence[bytes], stream: int = 0) -> list[nvimgcodec.Image | None]:
+    def decode(
+        self, route: Route, datas: Sequence[bytes], stream: int = 0, cuts: Sequence[Cut | None] = ()
+    ) -> list[nvimgcodec.Image | None]:
         """Decode JPEGs to uint8[H, W, 3]; None where the decoder refused twice. Raises what look_at_memory does.
 
-        stream: CUDA stream that the pixels are ready on. One that is refused is tried again alone, so that what was refused for
-        something that passes is not left to another decoder, which may round otherwise.
+        stream: CUDA stream that the pixels are ready on. cuts: for each what to decode of it, or None for all; empty: all of all.
+        One that is refused is tried again alone, so that what was refused for something that passes is not left to another
+        decoder, which may round otherwise.
         """
         decoder = self._decoders[route]
-        streams = [_open(data) for data in datas]
+        streams = [_open(data, cut) for data, cut in zip(datas, cuts or [None] * len(datas), strict=True)]
         opened = [code_stream for code_stream in streams if code_stream is not None]
         decoded = iter(decoder.decode(opened, params=self._params, cuda_stream=stream) if opened else [])
         images: list[nvimgcodec.Image | None] = []
@@ -87,10 +99,14 @@ class Codec:
         self._decoders = {}
 
 
-def _open(data: bytes) -> nvimgcodec.CodeStream | None:
+def _open(data: bytes, cut: Cut | None) -> nvimgcodec.CodeStream | None:
     """None where nvImageCodec makes nothing of the header: it raises an error of no class of its own."""
     try:
-        return nvimgcodec.CodeStream(data)
+        whole = nvimgcodec.CodeStream(data)
+        if cut is None:
+            return whole
+        y, x, height, width = cut
+        return whole.get_sub_code_stream(region=nvimgcodec.Region(y, x, y + height, x + width))
     except (RuntimeError, ValueError) as error:
         log.warning("decoder_refused_header", error=str(error))
         return None

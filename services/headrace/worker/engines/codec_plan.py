@@ -32,6 +32,8 @@ _HARDWARE_SAMPLING = {(1, 1), (2, 1), (2, 2)}
 _LEAST_SIDE, _HARDWARE_MOST_SIDE = 16, 8192
 # A row that is scaled to more pixels than that on its way is left to the native core, which makes its window alone.
 _MOST_SCALED_PIXELS = 4_000_000
+# A cut of at most this share of an image is worth decoding by itself.
+_WORTH_CUTTING = 0.75
 # EXIF orientations that swap rows and columns, which no operator used here does.
 _TURNED = 5
 
@@ -62,3 +64,18 @@ def routes_of(rows: Rows, hardware: bool) -> NDArray[np.uint8]:
         if probe is not None and fits[row] and rows.known_bad(row) == "none":
             routes[row] = route_of(probe.header, hardware)
     return routes
+
+
+def cuts_of(rows: Rows) -> dict[int, tuple[int, int, int, int]]:
+    """Row -> y, x, height, width of the part that is enough to decode, where that is well less than the whole.
+
+    A function of header and geometry. Of mirrored images all is decoded: what a region of theirs means is the library's choice.
+    """
+    cuts: dict[int, tuple[int, int, int, int]] = {}
+    for row, probe in enumerate(rows.probes):
+        if probe is None or rows.geometry is None or probe.header.orientation != 1:
+            continue
+        y, x, height, width = rows.geometry.numbers[row, :4].tolist()
+        if height * width <= _WORTH_CUTTING * probe.header.height * probe.header.width:
+            cuts[row] = (y, x, height, width)
+    return cuts

@@ -189,7 +189,7 @@ class PreparedCvcuda:
         self._spec = spec
         self._engine = engine
         self._target = cvcuda_plan.target_of(spec.output)
-        self._half = DecodeHalf(spec, seed, engine.cpu, engine.lanes.device.hardware, fused)
+        self._half = DecodeHalf(spec, seed, engine.cpu, engine.lanes.device, fused)
         self._writer = Writer(spec)
 
     def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: Out) -> RunResult:
@@ -216,7 +216,7 @@ class PreparedCvcuda:
         nbytes = self._target.nbytes(self._spec.out_size, count)
         direct = isinstance(out, DeviceSlot) and not self._target.by_host
         pointer = out.pointer if isinstance(out, DeviceSlot) and direct else lane.scratch(nbytes)
-        plan = cvcuda_plan.plan(decoded.rows, self._spec.out_size, decoded.images)
+        plan = cvcuda_plan.plan(decoded.rows, self._spec.out_size, decoded.images, decoded.cuts)
         lane.write(plan, self._target, decoded.images, decoded.made, pointer)
         if direct:
             return

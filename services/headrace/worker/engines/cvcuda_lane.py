@@ -6,8 +6,9 @@ All that these calls are told is worked out before, in cvcuda_plan.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import cvcuda
@@ -15,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia import nvimgcodec
 
-from headrace.core.errors import GpuMemoryFull
-from headrace.worker.engines import cuda_runtime
+from headrace.core.errors import EngineUnsupported, GpuMemoryFull
+from headrace.worker.engines import cuda_runtime, region_probe
 from headrace.worker.engines.codec import Codec, Device
 from headrace.worker.engines.cuda_runtime import DeviceBuffer, PinnedBuffer, Timer
 from headrace.worker.engines.cvcuda import CvcudaEngine, first_gpu
@@ -25,6 +26,8 @@ from headrace.worker.engines.pixels import Pixels
 
 # CV-CUDA keeps what it allocated for calls to come; as shapes vary it would keep ever more.
 CACHE_BYTES = 256 << 20
+# Set to 1 it has images decoded no further than their cuts. Not by default: nvImageCodec 0.9 is reported to crash at it.
+REGIONS = "HEADRACE_CVCUDA_REGIONS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +55,21 @@ class DeviceArray:
 def engine_on_first_gpu(threads: int) -> CvcudaEngine:
     """The engine on the first GPU that this process may use. Raises EngineUnsupported (id: engine) where there is none."""
     facts = first_gpu()
-    return CvcudaEngine(threads, facts, GpuLanes(0, facts.jpeg_engine))
+    device = Device(0, facts.jpeg_engine)
+    if os.environ.get(REGIONS) == "1":
+        why_not = region_probe.why_not(device)
+        if why_not:
+            raise EngineUnsupported(f"{REGIONS} is set, and this GPU fails its test: {why_not}; unset it", engine="cvcuda")
+        device = replace(device, regions=True)
+    return CvcudaEngine(threads, facts, GpuLanes(0, device))
 
 
 class GpuLanes:
     """Lanes of a GPU of this process."""
 
-    def __init__(self, gpu: int, jpeg_engine: bool) -> None:
+    def __init__(self, gpu: int, device: Device) -> None:
         self.gpu = gpu
-        self.device = Device(gpu, jpeg_engine)
+        self.device = device
 
     def use(self) -> None:
         """Make the GPU the calling thread's."""

@@ -103,8 +103,12 @@ class GpuPlan:
         return offsets, end
 
 
-def plan(rows: Rows, size: tuple[int, int], decoded: Collection[int]) -> GpuPlan:
-    """The plan of a batch. size: (height, width) of the spec's images. decoded: rows that have a decoded image."""
+def plan(rows: Rows, size: tuple[int, int], decoded: Collection[int], cut_already: Collection[int] = ()) -> GpuPlan:
+    """The plan of a batch.
+
+    size: (height, width) of the spec's images. decoded: rows that have a decoded image; cut_already: those of them whose image
+    is no more than their cut.
+    """
     count = len(rows.samples)
     height, width = size
     cuts = np.tile(np.array([0, 0, height, width], np.int64), (count, 1))
@@ -113,6 +117,8 @@ def plan(rows: Rows, size: tuple[int, int], decoded: Collection[int]) -> GpuPlan
     flips = np.full(count, FLIP_NONE, np.int32)
     for row in decoded:
         cuts[row], sizes[row], windows[row], flips[row] = _decoded_row(rows, row, size)
+        if row in cut_already:
+            cuts[row, :2] = 0
     return GpuPlan(cuts, sizes, (cuts[:, 2:] != sizes).any(axis=1), windows, flips)
 
 

@@ -17,8 +17,8 @@ import structlog
 from nvidia import nvimgcodec
 
 from headrace.core.pipeline_spec import Output, PipelineSpec
-from headrace.worker.engines.codec import Codec
-from headrace.worker.engines.codec_plan import Route, routes_of
+from headrace.worker.engines.codec import Codec, Cut, Device
+from headrace.worker.engines.codec_plan import Route, cuts_of, routes_of
 from headrace.worker.engines.cpu import CpuEngine
 from headrace.worker.engines.jpeg_scan import scan_fault
 from headrace.worker.engines.pixels import Pixels, with_known_jfif
@@ -32,12 +32,14 @@ log = structlog.get_logger()
 class Decoded:
     """A batch after its decode half.
 
-    rows: what is known of it; its reasons are final. images: row -> its image as stored, before EXIF orientation. made: row ->
-    finished uint8[height, width, 3] of the `cpu` engine; a bad row is in neither. decode_s, augment_s: thread-seconds.
+    rows: what is known of it; its reasons are final. images: row -> its image as stored, before EXIF orientation. cuts: of
+    rows whose image is no more than that. made: row -> finished uint8[height, width, 3] of the `cpu` engine; a bad row is in
+    neither. decode_s, augment_s: thread-seconds.
     """
 
     rows: Rows
     images: dict[int, nvimgcodec.Image]
+    cuts: dict[int, Cut]
     made: dict[int, Pixels]
     decode_s: float
     augment_s: float
@@ -46,10 +48,10 @@ class Decoded:
 class DecodeHalf:
     """Of one job's spec. Any thread. fused: see rows.look_at; a row that geometry cannot make goes to the `cpu` engine."""
 
-    def __init__(self, spec: PipelineSpec, seed: int, cpu: CpuEngine, hardware: bool, fused: int) -> None:
+    def __init__(self, spec: PipelineSpec, seed: int, cpu: CpuEngine, device: Device, fused: int) -> None:
         self._spec = spec
         self._seed = seed
-        self._hardware = hardware
+        self._device = device
         self._fused = fused
         self._cpu_spec = replace(spec, output=Output("uint8", "NHWC"))
         self._cpu = cpu.prepare(self._cpu_spec, seed)
@@ -64,7 +66,8 @@ class DecodeHalf:
     ) -> Decoded:
         """Decode a batch. codec: this call's alone. pool: threads for checks. stream: CUDA stream that images are ready on."""
         rows = look_at(self._spec, self._seed, samples, keys, self._fused)
-        routes = routes_of(rows, self._hardware)
+        routes = routes_of(rows, self._device.hardware)
+        cuts = cuts_of(rows) if self._device.regions else {}
         host = np.flatnonzero(routes == Route.HOST).tolist()
         planned = routes.copy()
         hosted = pool.submit(self._make, rows, keys, host)
@@ -74,7 +77,8 @@ class DecodeHalf:
         for route in (Route.HARDWARE, Route.CUDA):
             taken = [row for row in np.flatnonzero(routes == route).tolist() if not rows.reasons[row]]
             datas = [with_known_jfif(probe.data, probe.header) for row in taken if (probe := rows.probes[row])]
-            for row, image in zip(taken, codec.decode(route, datas, stream) if taken else [], strict=True):
+            decoded = codec.decode(route, datas, stream, [cuts.get(row) for row in taken]) if taken else []
+            for row, image in zip(taken, decoded, strict=True):
                 if image is None:
                     routes[row] += 1
                 else:
@@ -89,7 +93,7 @@ class DecodeHalf:
             result = RunResult(result.reasons, result.decode_s + again.decode_s, result.augment_s + again.augment_s)
         good = {row: pixels for row, pixels in made.items() if not rows.reasons[row]}
         decode_s += rows.probe_s + check_s + result.decode_s
-        return Decoded(rows, images, good, decode_s, rows.sample_s + result.augment_s)
+        return Decoded(rows, images, cuts, good, decode_s, rows.sample_s + result.augment_s)
 
     def close(self) -> None:
         """Free what it holds; the engines are others'."""

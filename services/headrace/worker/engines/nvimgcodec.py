@@ -73,7 +73,7 @@ class PreparedNvimgcodec:
 
     def __init__(self, spec: PipelineSpec, seed: int, engine: NvimgcodecEngine) -> None:
         self._engine = engine
-        self._half = DecodeHalf(spec, seed, engine.cpu, _CPU.hardware, fused=0)
+        self._half = DecodeHalf(spec, seed, engine.cpu, _CPU, fused=0)
         self._operations = Operations(spec, resample.resize)
         self._writer = Writer(spec)
 
