@@ -186,7 +186,11 @@ class Ledger:
         joined = _joined(effects)
         if joined is None or changed or (writes and not await self._commit(job, loaded, writes, changed)):
             return None
-        return replace(joined, awaited=awaited(snapshot, event.attempt, loaded.now_us)) if joined.session is None else joined
+        if joined.session is not None:
+            return joined
+        # Where nobody is awaited any more, all are looked at: they form the session, or do not agree.
+        missing = awaited(snapshot, event.attempt, loaded.now_us)
+        return replace(joined, awaited=missing) if missing else None
 
     async def _short_way(self, job: str, event: Progress) -> Outcome | None:
         """Write a report on top of the last one; None where that cannot be done, for whatever reason."""
