@@ -141,6 +141,25 @@ def test_lack_of_memory_is_no_samples_fault(engine, monkeypatch: pytest.MonkeyPa
     assert np.array_equal(run(prepared, [JPEG] * 2)[0], expected)
 
 
+def test_errors_of_libraries_are_one_samples_and_lack_of_memory_is_not(engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    png, decode = encode(photo(), "PNG"), dali.pixels.decode_rgb
+
+    def failing(error: type[Exception]):
+        def run_instead(probed, rules):
+            if probed.header.format == "png":
+                raise error("as a library might")
+            return decode(probed, rules)
+
+        return run_instead
+
+    monkeypatch.setattr(dali.pixels, "decode_rgb", failing(KeyError))
+    prepared = engine.prepare(SPEC, 5)
+    assert run(prepared, [JPEG, png, JPEG])[1] == ["none", "decoder_error", "none"]
+    monkeypatch.setattr(dali.pixels, "decode_rgb", failing(MemoryError))
+    with pytest.raises(MemoryError):
+        run(prepared, [JPEG, png, JPEG])
+
+
 def test_dali_passes_over_damage_and_so_the_scan_is_checked(engine, monkeypatch: pytest.MonkeyPatch) -> None:
     cut, lost = JPEG[: len(JPEG) // 2], JPEG[: len(JPEG) // 2] + JPEG[len(JPEG) // 2 + 300 :]
     for with_core in (engine, registry.create("dali", 2)):

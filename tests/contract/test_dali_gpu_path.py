@@ -14,7 +14,7 @@ import pytest
 
 from headrace.core import pipeline_spec as ps
 from headrace.core.batch import BAD_REASONS
-from headrace.core.errors import GpuMemoryFull, HeadraceError
+from headrace.core.errors import EngineUnsupported, GpuMemoryFull, HeadraceError
 from headrace.core.pipeline_spec import PipelineSpec
 from headrace.testing.image_kinds import bad_kinds, encode, good_kinds, photo
 from headrace.worker.engines.protocol import DeviceSlot, Sample
@@ -169,3 +169,41 @@ def test_no_memory_on_the_gpu_is_told_as_that(on_gpu: DaliEngine, monkeypatch: p
     monkeypatch.setattr(dali_stages.Stage, "_build", lambda self: Full())
     with pytest.raises(GpuMemoryFull, match="no memory for a batch"):
         run(on_gpu, PipelineSpec(ops=GEOMETRY), [JPEG] * 3, device=True)
+
+
+class Driver:
+    """A CUDA driver with one GPU."""
+
+    def __init__(self, started: int = 0) -> None:
+        self.started = started
+
+    def cuInit(self, flags: int) -> int:
+        return self.started
+
+    def cuDeviceGet(self, device, ordinal: int) -> int:
+        device._obj.value = 7
+        return 0 if ordinal == 0 else 101
+
+    def cuDeviceGetName(self, name, size: int, device) -> int:
+        assert device.value == 7 and size >= 64
+        name.value = b"NVIDIA H200"
+        return 0
+
+    def cuDriverGetVersion(self, found) -> int:
+        found._obj.value = 12080
+        return 0
+
+
+def test_the_gpu_is_named_with_its_driver_or_why_it_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, faults = Driver(), [""]
+    monkeypatch.setattr(dali_versions.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(dali_versions.Line, "fault", lambda self: faults[0])
+    assert "backend=gpu,gpu=NVIDIA-H200,driver_cuda=12080" in dali_versions.dali_versions(0)
+    with pytest.raises(EngineUnsupported, match="cannot use GPU 1: cuDeviceGet gives CUDA error 101"):
+        dali_versions.dali_versions(1)
+    faults[0] = "no kernel image is available"
+    with pytest.raises(EngineUnsupported, match=r"decodes nothing on it \(no kernel image"):
+        dali_versions.dali_versions(0)
+    driver.started = 100
+    with pytest.raises(EngineUnsupported, match="cuInit gives CUDA error 100; without a GPU take engine dali"):
+        dali_versions.dali_versions(0)

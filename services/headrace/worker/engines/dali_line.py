@@ -118,7 +118,8 @@ class Line:
             return images
         stage = self._stages.get(work)
         if stage is None:
-            stage = self._stages[work] = Stage(work.graph, self._threads, self._gpu)
+            # On a GPU nothing of it is the CPU's.
+            stage = self._stages[work] = Stage(work.graph, self._threads if self._gpu is None else 1, self._gpu)
         try:
             return stage.run(len(images), {"images": images, **feeds})
         except StageFailed as failed:

@@ -32,15 +32,16 @@ def _installed(package: str, cuda: int) -> str:
 
 
 def _model(gpu: int) -> str:
-    """Name of a CUDA device on which DALI decodes."""
+    """Name of a CUDA device on which DALI decodes, and the newest CUDA of its driver."""
     name = ctypes.create_string_buffer(256)
-    device = ctypes.c_int()
+    device, newest = ctypes.c_int(), ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         steps = (
             ("cuInit", (0,)),
             ("cuDeviceGet", (ctypes.byref(device), gpu)),
             ("cuDeviceGetName", (name, len(name), device)),
+            ("cuDriverGetVersion", (ctypes.byref(newest),)),
         )
         for call, arguments in steps:
             if code := getattr(driver, call)(*arguments):
@@ -55,7 +56,7 @@ def _model(gpu: int) -> str:
         raise _unusable(gpu, error.message) from error
     finally:
         line.close()
-    return name.value.decode().replace(" ", "-")
+    return f"{name.value.decode().replace(' ', '-')},driver_cuda={newest.value}"
 
 
 def _unusable(gpu: int, why: str) -> EngineUnsupported:
