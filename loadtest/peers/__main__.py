@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from loadtest.peers import accounting, dataset, environments, measure, pixels, plot
-from loadtest.peers.contestants import BY_NAME, CONTESTANTS, OURS, WORKS, Contestant
+from loadtest.peers.contestants import BY_NAME, CONTESTANTS, OURS, WORKS, Contestant, takes_part
 from loadtest.peers.driver import DriverFailed
 from loadtest.peers.page import Run, page
 from loadtest.peers.stages import stages, tcp_ms
@@ -28,9 +28,8 @@ from loadtest.peers.table import Trial
 
 RESULTS = Path(__file__).parents[1] / "results"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace-peers"
-LARGE_SHARE = 4  # photos of 1600x1200 are so many times fewer
 STAGES_S = 20.0
-STAGE_PHOTOS, STAGE_ROUNDS = {"small": 256, "large": 48}, 5
+STAGE_PHOTOS, STAGE_ROUNDS = {"small": 256, "dense": 256, "large": 48}, 5
 
 
 def main() -> None:
@@ -52,9 +51,9 @@ def main() -> None:
         measure.Place(one, work, photos[work.photos], pythons[one.env])
         for work in works
         for one in able
-        if not (one.main_only and work is not WORKS[0])
+        if takes_part(one, work)
     ]
-    some = next(name for name in ("small", "large") if name in photos)
+    some = "small" if "small" in photos else min(photos)
     checked = [measure.Place(one, works[0], photos[some], pythons[one.env]) for one in able]
     apart, broken = _check(checked, settings)
     left_out |= broken
@@ -97,9 +96,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _photos(args: argparse.Namespace, wanted: set[str]) -> dict[str, dataset.Photos]:
-    counts = {"small": args.photos, "large": args.photos // LARGE_SHARE}
-    draws = {"small": dataset.small, "large": dataset.large}
-    return {name: dataset.make(args.cache / "photos" / f"{name}-{counts[name]}", counts[name], draws[name]) for name in wanted}
+    made = {}
+    for name in sorted(wanted):
+        kind = dataset.KINDS[name]
+        count = int(args.photos * kind.share)
+        made[name] = dataset.make(args.cache / "photos" / f"{name}-{count}", count, kind)
+    return made
 
 
 def _pythons(cache: Path, contestants: list[Contestant]) -> tuple[dict[str, Path], dict[str, str]]:

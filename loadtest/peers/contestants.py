@@ -120,7 +120,10 @@ BY_NAME = {contestant.name: contestant for contestant in CONTESTANTS}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done. photos: data set. kind: what drivers do. batch: images. every: it takes part in each such round."""
+    """What is to be done.
+
+    photos: data set. kind: what drivers do. batch: images. every: it takes part in each such round. only: some contestants.
+    """
 
     name: str
     title: str
@@ -128,11 +131,28 @@ class Work:
     kind: str
     batch: int
     every: int
+    only: frozenset[str] = frozenset()
 
 
 WORKS = (
     Work("train", "Training: random-resized-crop 224 and flip, photos of about 500x375", "small", "train", 256, 1),
     # Smaller batches, or a measurement would be over after a few.
     Work("large", "Training: random-resized-crop 224 and flip, photos of 1600x1200, batches of 64", "large", "train", 64, 2),
+    Work(
+        "dense",
+        "Training as above, photos of about 500x375 nearly as heavy as those of ImageNet",
+        "dense",
+        "train",
+        256,
+        2,
+        frozenset(("headrace_shm", "headrace_engine", "dali", "tfdata_service", "torch_pillow")),
+    ),
     Work("eval", "Evaluation: resize to 256, centre crop 224, photos of about 500x375", "small", "eval", 256, 2),
 )
+
+
+def takes_part(contestant: Contestant, work: Work) -> bool:
+    """Whether the contestant is measured on the work."""
+    if work.only:
+        return contestant.name in work.only
+    return work is WORKS[0] or not contestant.main_only

@@ -19,10 +19,10 @@ from PIL import Image
 from headrace.datasets.build import build_index
 from headrace.testing import photos
 
-GRAY_SHARE, PROGRESSIVE_SHARE, QUALITIES = 0.03, 0.05, (86, 99)
+GRAY_SHARE, PROGRESSIVE_SHARE = 0.03, 0.05
 PHOTOS_A_TAR = 512
 LARGE, PART = (1600, 1200), (800, 600)
-_VERSION = 2
+_VERSION = 3
 
 Draw = Callable[[np.random.Generator], Image.Image]
 
@@ -54,21 +54,41 @@ def large(rng: np.random.Generator) -> Image.Image:
     return whole
 
 
-def encode(number: int, draw: Draw) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A data set. qualities: of JPEG, from and below. share: of the number of photos that is asked for."""
+
+    name: str
+    draw: Draw
+    qualities: tuple[int, int]
+    share: float
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("small", small, (82, 97), 1.0),
+        Kind("dense", small, (97, 100), 0.5),
+        Kind("large", large, (82, 97), 0.25),
+    )
+}
+
+
+def encode(number: int, kind: Kind) -> bytes:
     """Photo `number`: a function of it alone."""
     rng = np.random.default_rng([_VERSION, number])
-    image = draw(rng)
+    image = kind.draw(rng)
     if rng.random() < GRAY_SHARE:
         image = image.convert("L")
     out = io.BytesIO()
-    image.save(out, "JPEG", quality=int(rng.integers(*QUALITIES)), progressive=bool(rng.random() < PROGRESSIVE_SHARE))
+    image.save(out, "JPEG", quality=int(rng.integers(*kind.qualities)), progressive=bool(rng.random() < PROGRESSIVE_SHARE))
     return out.getvalue()
 
 
-def make(directory: Path, count: int, draw: Draw) -> Photos:
+def make(directory: Path, count: int, kind: Kind) -> Photos:
     """Make the photos below `directory`, or find them made."""
     recipe = directory / "recipe.json"
-    wanted = {"version": _VERSION, "count": count, "kind": draw.__name__}
+    wanted = {"version": _VERSION, "count": count, "kind": kind.name}
     if recipe.exists():
         kept = json.loads(recipe.read_text())
         if kept.pop("mean_bytes") and kept == wanted:
@@ -81,7 +101,7 @@ def make(directory: Path, count: int, draw: Draw) -> Photos:
         total = 0
         for first in range(0, count, PHOTOS_A_TAR):
             numbers = range(first, min(first + PHOTOS_A_TAR, count))
-            total += _write(made, numbers, pool.map(lambda number: encode(number, draw), numbers))
+            total += _write(made, numbers, pool.map(lambda number: encode(number, kind), numbers))
     asyncio.run(build_index(str(made.tars)))
     recipe.write_text(json.dumps({**wanted, "mean_bytes": total // count}))
     return Photos(**{**asdict(made), "mean_bytes": total // count})

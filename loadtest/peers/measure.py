@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,7 @@ def fleet(place: Place, settings: Settings) -> Iterator[tuple[str, dict[int, str
         yield "", {}
         return
     folder = log_of(place, settings, "fleet").with_suffix("")
+    shutil.rmtree(folder, ignore_errors=True)  # with its store: no job is known yet
     with Cluster(folder, coordinators=1, workers=1, threads=settings.threads) as cluster:
         roles = {cluster.workers[0].running.pid: "worker", cluster.coordinators[0].running.pid: "coordinator"}
         yield cluster.addresses, roles

@@ -151,7 +151,7 @@ image, sent and received: what gRPC costs beyond shm cannot be less. Fewer `core
 
 CAVEATS = """## Caveats
 
-- Photos are crops of ten real ones, with brightness, place, size and quality (86 to 98) drawn from a seed; those of 1600x1200
+- Photos are crops of ten real ones, with brightness, place, size and quality drawn from a seed; those of 1600x1200
   are four crops side by side. All lie in the page cache: no disk, no network is measured.
 - Every loader is written as its documentation does it, with as many workers or threads as there are cores, and measured in a
   stream without end, between two of its batches after a warm-up, so that no buffer is filled or drained for free.
@@ -159,7 +159,7 @@ CAVEATS = """## Caveats
   proportional set size of all (shared pages once), sampled before and after the clock runs.
 - Rounds are interleaved: each measures every loader once, beginning with another one. Ratios are taken within a round.
 - ImageNet's photos have some 110 kB. The larger the files, the more of everyone's time is the entropy decode, which all have
-  alike, and the nearer all ratios are to 1; the table of 1600x1200 shows that.
+  alike, and the nearer all ratios are to 1.
 - Each loader draws its boxes itself, by torchvision's rules or its own of the same name. Pixels are compared on given cuts, on
   the smaller photos. FFCV's comparison is of its resize alone, since its file holds photos that were encoded anew. Of
   evaluation, DALI and FFCV place the crop by rules of their own, half a pixel or more beside torchvision's.
