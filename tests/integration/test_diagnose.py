@@ -67,6 +67,19 @@ def test_a_step_that_is_faster_than_the_fleet_is_input_bound(fleet: Cluster, dat
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_a_busy_worker_costs_the_step_is_measured_where_it_is_asked_for(fleet: Cluster, dataset: str) -> None:
+    common = ("diagnose", dataset, "--coordinator", fleet.addresses, "--batch-size", BATCH, "--steps", 4, "--warmup", 1)
+    result = run(*common, "--step-time", "5ms", "--beside", "--json")
+    assert result.exit_code == 0, result.output
+    cost = json.loads(result.stdout)["measured"]["contention"]
+    assert min(cost["idle_s"], cost["busy_s"]) >= 0.005
+    assert (cost["batch_size"], cost["on_gpu"]) == (BATCH, False)
+    # Nobody works on a GPU here, so that nothing is measured unasked.
+    assert diagnosed(fleet, dataset, "--step-time", "1ms", "--steps", 2)["measured"]["contention"] is None
+    told = run(*common, "--step-time", "5ms", "--beside")
+    assert "Beside the step: a worker at work beside it" in told.output
+
+
 def test_its_job_is_not_kept_as_trainings_are(fleet: Cluster, dataset: str) -> None:
     """Or one a day would fill the list of jobs for three months; a training beside it says nothing of that."""
     diagnosed(fleet, dataset, "--step-time", "1ms", "--steps", 1)

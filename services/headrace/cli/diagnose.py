@@ -40,11 +40,16 @@ STYLES = {"input-bound": "bold red", "balanced": "yellow", "compute-bound": "bol
 @click.option("--warmup", default=5, show_default=True, type=click.IntRange(0), help="Steps before each that are not measured.")
 @click.option("--pipeline", type=click.Path(path_type=Path, dir_okay=False), help="JSON of a PipelineSpec (its to_dict()).")
 @click.option("--transport", default="auto", show_default=True, help="How batches must come: auto, shm or grpc.")
+@click.option(
+    "--beside/--no-beside",
+    default=None,
+    help="Also measure what busy workers cost the step on the cached batch; by itself where one works on this machine's GPU.",
+)
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the two steps to a .png or .svg file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def diagnose(
     dataset: str, *, coordinator: str, batch_size: int, named: str | None, step_time: float | None, steps: int, warmup: int,
-    pipeline: Path | None, transport: str, plot: Path | None, as_json: bool,
+    pipeline: Path | None, transport: str, beside: bool | None, plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run a training step on one cached batch of DATASET, then on a live stream, and say what input costs, and what to do.
 
@@ -66,7 +71,7 @@ def diagnose(
     with headrace.connect(coordinator) as client:
         job = client.job(name, dataset=dataset, batch_size=batch_size, pipeline=_pipeline(pipeline), keep_s=_KEEP_S)
         with job.stream(transport=transport) as stream:  # type: ignore[arg-type]  # checked there, with a sentence
-            found = headrace.diagnose(step, stream, steps=steps, warmup=warmup)
+            found = headrace.diagnose(step, stream, steps=steps, warmup=warmup, beside=beside)
     if plot is not None:
         plots.draw_diagnosis(found, plot)
     if as_json:
@@ -129,6 +134,8 @@ def _print(found: Diagnosis) -> None:
     for name, seconds in found.largest():
         table.add_row(f"  {name}", told(seconds), "", f"{seconds / measured.live_s:.0%}", MEANINGS[name])
     console.print(table)
+    if measured.contention is not None:
+        console.print(f"Beside the step: {measured.contention.sentence}; {measured.contention.advice}.")
     console.print("What to do:")
     for number, action in enumerate(found.actions, 1):
         console.print(f"  {number}. {action}")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from headrace.client.batch import Batch
+from headrace.client.contention import measure, rest_steps
 from headrace.client.stream import Stream
 from headrace.core.batch import MILESTONES
 from headrace.core.bottleneck import Diagnosis, Measured, diagnosis
 from headrace.core.errors import ConfigInvalid
+from headrace.core.placement import GPU_ENGINES, engine_of
 from headrace.core.starvation import CAUSES
 from headrace.core.step_plan import Stages
 
@@ -21,13 +24,20 @@ WARMUP = 5
 
 
 def diagnose(
-    step: Step, stream: Stream, *, steps: int = STEPS, warmup: int = WARMUP, sync: Callable[[], object] | None = None
+    step: Step,
+    stream: Stream,
+    *,
+    steps: int = STEPS,
+    warmup: int = WARMUP,
+    sync: Callable[[], object] | None = None,
+    beside: bool | None = None,
 ) -> Diagnosis:
     """Run `step` on one cached batch, then on the stream's, and say what input costs. print() it, or read its fields.
 
     step: takes a Batch and trains on it, as in the training loop: with the copy to the device. steps: measured in each part;
     warmup: run before each and not measured, as is what was made ahead meanwhile. sync: waits until the device has done its
-    work; None takes torch's where torch uses a GPU. For jax, let `step` block until its result is ready.
+    work; None takes torch's where torch uses a GPU. For jax, let `step` block until its result is ready. beside: measure, too,
+    the cached step beside busy and beside idle workers; None: where one works on the GPU of the only rank.
 
     It trains on batches of the stream, which count as taken: use a job of its own, or a model that you throw away. Of several
     ranks, all call it with the same numbers. Raises ConfigInvalid where the stream ends too early, and what next() raises.
@@ -37,7 +47,7 @@ def diagnose(
     settle = sync or _torch_sync
     session = stream.join()
     window = session.window
-    needed = 1 + window + warmup + steps
+    needed = 1 + window + warmup + steps + (steps if beside else 0)
     batches = _batches(stream, needed)
     kept = next(batches).copy()
     cached_s = _cached_s(step, kept, steps, warmup, settle)
@@ -65,6 +75,12 @@ def diagnose(
         transport=after.transport,
         stages=times.stages(waits_s, cached_s),
     )
+    on_gpu = times.on_gpu or any(rung == "cuda_ipc" for rung, _ in transports.values())
+    # Of several ranks each might find another: they must all take the same steps.
+    if beside or (beside is None and on_gpu and session.world == 1):
+        rest = rest_steps(window, session.world, cached_s, live_s)
+        cost = measure(step, kept, lambda: next(batches), steps=steps, rest=rest, settle=settle, on_gpu=on_gpu)
+        found = replace(found, contention=cost)
     return diagnosis(found)
 
 
@@ -93,10 +109,11 @@ def _batches(stream: Stream, needed: int) -> Iterator[Batch]:
 
 
 class _StageTimes:
-    """Means of what workers measured of the batches that came. workers: who made them."""
+    """Means of what workers measured of the batches that came. workers: who made them. on_gpu: one worked on a GPU here."""
 
     def __init__(self) -> None:
         self.workers: set[str] = set()
+        self.on_gpu = False
         self._sums = dict.fromkeys(("read", "decode", "augment"), 0.0)
         self._count = 0
 
@@ -104,6 +121,8 @@ class _StageTimes:
         """Take one in."""
         moments = batch.milestones
         self.workers.add(batch.worker)
+        # Through shared memory it comes from this node, whose GPUs the worker's may be one of.
+        self.on_gpu = self.on_gpu or (batch.transport != "grpc" and engine_of(batch.fingerprint) in GPU_ENGINES)
         if set(MILESTONES) - moments.keys():
             return
         self._count += 1

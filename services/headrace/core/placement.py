@@ -109,6 +109,11 @@ def visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu, ...]:
     return tuple(shown)
 
 
+def engine_of(fingerprint: str) -> str:
+    """The engine's name, which a fingerprint begins with: `dali-gpu` of `dali-gpu-1;dali=2.4.0`."""
+    return fingerprint.partition(";")[0].rpartition("-")[0]
+
+
 def gib(count: int) -> str:
     """Bytes in GiB, as messages have them."""
     return f"{count / 2**30:.1f}"
