@@ -63,7 +63,8 @@ def subject() -> Iterator[Subject]:
 
 
 MEMFD = 'fd = os.memfd_create("slab"); os.truncate(fd, 1 << 20); os.posix_fallocate(fd, 0, 1 << 20)'
-SLEEP = "[sys.executable, '-c', 'input()']"
+# Not by reading: it has the same standard input, and would take the next line from its parent.
+SLEEP = "[sys.executable, '-c', 'import time; time.sleep(60)']"
 # What is planted, its undoing, the kind that must be told, and a word of what must be said of it.
 PLANTED = {
     "a file": ("kept.append(open('/etc/passwd'))", "kept.clear()", "descriptors", "/etc/passwd"),
