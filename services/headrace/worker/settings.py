@@ -71,7 +71,7 @@ class WorkerSettings(SecuritySettings):
         description="What decodes and augments. `auto` looks at what this machine has, and logs what it chose and why; workers "
         "that are to serve one job must all choose the same. `cpu-libs` is `cpu` without its native core, for fleets where not "
         "all have it; `dali` is DALI on the CPU, `dali-gpu` on the first GPU; `cvcuda` is nvImageCodec and CV-CUDA on it, "
-        "`nvimgcodec` its decoder on the CPU, for comparing; `null` leaves pixels as they are: for measuring overhead.",
+        "`nvimgcodec` its decoder on the CPU (docs/engines.md); `null` leaves pixels as they are: for measuring overhead.",
     )
     gpu: int = Field(
         -1,
