@@ -75,8 +75,8 @@ class Codec:
     ) -> list[nvimgcodec.Image | None]:
         """Decode JPEGs to uint8[H, W, 3]; None where the decoder refused twice. Raises what look_at_memory does.
 
-        stream: CUDA stream that the pixels are ready on. cuts: for each what to decode of it, or None for all; empty: all of all.
-        One that is refused is tried again alone, so that what was refused for something that passes is not left to another
+        stream: CUDA stream that the pixels are ready on. cuts: for each what to decode of it, or None for all; empty: all of
+        all. One that is refused is tried again alone, so that what was refused for something that passes is not left to another
         decoder, which may round otherwise.
         """
         decoder = self._decoders[route]
