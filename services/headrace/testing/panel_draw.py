@@ -33,6 +33,10 @@ class Series:
         return self.points[-1][1]
 
 
+# Grafana's names of units that are written behind the figure, in the legend alone.
+_UNITS = {"reqps": " req/s", "watt": " W", "celsius": " °C"}
+
+
 def amount(value: float, unit: str) -> str:
     """A value in one of Grafana's units, for people."""
     if math.isnan(value):
@@ -44,7 +48,7 @@ def amount(value: float, unit: str) -> str:
     if unit in ("bytes", "binBps"):
         return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB")) + ("/s" if unit == "binBps" else "")
     text = _scaled(value, 1000, ("", "K", "M", "G"))
-    return text + (" req/s" if unit == "reqps" else unit.removeprefix("suffix:") if unit.startswith("suffix:") else "")
+    return text + _UNITS.get(unit, unit.removeprefix("suffix:") if unit.startswith("suffix:") else "")
 
 
 def _duration(value: float) -> str:
@@ -148,7 +152,7 @@ def _chart(series: list[Series], span: tuple[float, float], settings: dict[str, 
     layers = _stacks(series) if stacked else [(one, one) for one in series]
     values = [v for _, one in layers for _, v in one.points if not math.isnan(v)]
     least, most, step = _axis(min(values, default=0.0), max(values, default=0.0), settings.get("max"), unit)
-    on_axis = "short" if unit.startswith("suffix:") or unit == "reqps" else unit  # the legend has it in full
+    on_axis = "short" if unit.startswith("suffix:") or unit in _UNITS else unit  # the legend has it in full
     begin, end = span
 
     def x(t: float) -> float:
