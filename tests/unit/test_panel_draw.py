@@ -22,7 +22,8 @@ from tests.chart.promql import DASHBOARDS
     [
         (0.031, "percentunit", "3.1%"), (0.5, "percentunit", "50%"), (0.0021, "s", "2.1 ms"), (90, "s", "1.5 min"),
         (-0.0098, "s", "-9.8 ms"), (864000, "s", "10 days"), (0, "s", "0 s"), (3 * 2**20, "bytes", "3 MiB"),
-        (1536, "binBps", "1.5 KiB/s"), (12, "reqps", "12 req/s"), (350, "watt", "350 W"), (61, "celsius", "61 °C"), (1500, "suffix: images/s", "1.5 K images/s"),
+        (1536, "binBps", "1.5 KiB/s"), (12, "reqps", "12 req/s"), (350, "watt", "350 W"),
+        (61, "celsius", "61 °C"), (1500, "suffix: images/s", "1.5 K images/s"),
         (math.nan, "short", "-"),
     ],
 )  # fmt: skip
