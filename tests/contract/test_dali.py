@@ -86,7 +86,8 @@ def test_what_dali_refuses_is_one_samples_and_the_batch_is_as_without_it(
     assert reasons == ["corrupt" if row in bad else "none" for row in range(16)]
     good = [row for row in range(16) if row not in bad]
     assert np.array_equal(found[good], clean[good])
-    assert [line["event"] for line in lines] == ["dali_refused"] * len(bad)
+    assert [(line["event"], line["key"]) for line in lines] == [("dali_refused", f"key{row}") for row in bad]
+    assert all("Failed to decode sample" in line["error"] and len(line["error"]) < 100 for line in lines), "one short line"
     # By halves: at most two runs a level of the tree and bad sample, and one to see that DALI itself is well.
     assert len(runs) <= 1 + len(bad) * (2 * 4 + 1)
     after, reasons = run(prepared, [JPEG] * 16)

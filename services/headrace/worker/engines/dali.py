@@ -222,7 +222,7 @@ class PreparedDali:
         if not in_bytes:
             # Substituting would make another batch than on a GPU with more room.
             raise GpuMemoryFull(f"GPU {self._engine.gpu} fails on an image that is sound, for want of memory or so: {failed}")
-        log.warning("dali_refused", sample_id=sample.sample_id, key=sample.key, error=str(failed)[-300:])
+        log.warning("dali_refused", sample_id=sample.sample_id, key=sample.key, error=str(failed))
         batch.rows.refuse(row, "corrupt")
 
     def _decode_by_libraries(self, batch: _Batch, piece: list[int]) -> None:

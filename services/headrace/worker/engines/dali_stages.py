@@ -70,8 +70,10 @@ class Stage:
     def _failure(self, error: RuntimeError | MemoryError) -> Exception:
         said = str(error)
         if not isinstance(error, MemoryError) and not any(words in said.lower() for words in _NO_MEMORY):
-            return StageFailed(said)
-        return MemoryError(said) if self._gpu is None else GpuMemoryFull(f"GPU {self._gpu} has no memory for a batch: {said}")
+            return StageFailed(_essence(said))
+        if self._gpu is None:
+            return MemoryError(said)
+        return GpuMemoryFull(f"GPU {self._gpu} has no memory for a batch: {_essence(said)}")
 
     def _build(self) -> Pipeline:
         # A queue of one and no pipelining: what was fed is what comes out.
@@ -203,6 +205,12 @@ def copy_to_gpu(images: Images | list[Pixels], pointer: int, row_bytes: int, pla
         return
     for row, place in enumerate(places):
         images.at(row).copy_to_external(ctypes.c_void_p(pointer + place * row_bytes))
+
+
+def _essence(said: str) -> str:
+    """What DALI says, in one line, without where in which pipeline."""
+    _, _, fault = said.rpartition("encountered:")
+    return " ".join(fault.partition("C++ context:")[0].partition("Current pipeline object")[0].split())[:300] or "nothing"
 
 
 def _source(name: str) -> DataNode:
