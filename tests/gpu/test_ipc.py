@@ -1,0 +1,151 @@
+"""`cuda_ipc` between two processes: by the driver's descriptors, by legacy handles, and by memory that stands for a GPU.
+
+Without a GPU the first two are skipped with the reason; the third has all but the driver's calls.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import BatchReleased, HeadraceError
+from tests.gpu import devices
+from tests.gpu.made import Order
+from tests.gpu.peers import TAKE_S, Process, check, pixels_of, start_worker, taking, working
+
+QUICK = bool(os.environ.get("HEADRACE_GPU_PROOF_QUICK")) or "PYTEST_XDIST_WORKER" in os.environ
+# Ranks under one worker, by kind, and how many live at a time; workers under one rank.
+RANKS_KILLED = {"memfd": 16, "vmm": 100, "legacy": 40}
+AT_A_TIME = 2 if QUICK else min(8, len(os.sched_getaffinity(0)))
+WORKERS_KILLED = 3 if QUICK else 12
+BATCH, SIDE = 8, 64
+SLAB_BYTES = 4 * BATCH * SIDE * SIDE * 3
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(params=devices.KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    if reason := devices.why_not(request.param):
+        pytest.skip(f"NOT RUN: no GPU memory of kind {request.param}: {reason}")
+    return request.param
+
+
+@pytest.fixture
+def order(kind: str, tmp_path: Path) -> Order:
+    return Order(str(tmp_path / "w.sock"), kind, "pattern", BATCH, SIDE)
+
+
+def test_each_batch_arrives_whole_in_the_other_process(order: Order, record_property: Callable[[str, object], None]) -> None:
+    session, device = order.session(1000), devices.open_kind(order.memory)
+    with working(order), taking(order, session, device) as intake:
+        for index in range(60):
+            taken = intake.take(index, TAKE_S)
+            assert taken.transport == "cuda_ipc" and taken.device is not None
+            check(taken, index)
+            del taken
+            intake.release(index + 1)
+    record_property("figure", f"60 batches of {order.spec.pixel_bytes(BATCH)} bytes, each byte right")
+
+
+def test_a_batch_that_is_held_is_not_written_over(order: Order) -> None:
+    """The worker runs ahead by its whole window meanwhile."""
+    session, device = order.session(1000), devices.open_kind(order.memory)
+    with working(order), taking(order, session, device) as intake:
+        held = intake.take(0, TAKE_S)
+        for index in range(1, order.window):
+            check(intake.take(index, TAKE_S), index)
+        time.sleep(0.2)
+        check(held, 0)
+        del held
+
+
+def test_the_worker_is_killed(order: Order) -> None:
+    """What is ready stays readable where the memory outlives its worker, and is refused where not; the next worker goes on."""
+    session, device = order.session(1000), devices.open_kind(order.memory)
+    worker = start_worker(order)
+    with taking(order, session, device) as intake:
+        check(intake.take(0, TAKE_S), 0)
+        ready = [intake.take(index, TAKE_S) for index in range(order.window)]
+        worker.kill()
+        if device.memories[0].outlives_owner:
+            for index, taken in enumerate(ready):
+                check(taken, index)
+        else:
+            _until(lambda: ready[0].lost)
+            with pytest.raises(BatchReleased):
+                pixels_of(ready[0])
+        del ready
+        again = replace(order, token=2)
+        with working(again):
+            intake.update(again.table(session))
+            for index in range(20):
+                taken = intake.take(index, TAKE_S)
+                check(taken, index)
+                del taken
+                intake.release(index + 1)
+
+
+def test_memory_is_flat_after_many_ranks_were_killed(order: Order, record_property: Callable[[str, object], None]) -> None:
+    rounds = 2 if QUICK else -(-RANKS_KILLED[order.memory] // AT_A_TIME)
+    with working(order) as worker:
+        used, fds = [], []
+        for killed in range(rounds):
+            ranks = [_rank(order, rank) for rank in range(AT_A_TIME)]
+            try:
+                for rank in ranks:
+                    for _ in range(6):
+                        rank.line()
+            finally:
+                for rank in ranks:
+                    rank.kill()
+            _until(lambda: (told := worker.ask())["quarantined"] == told["ranks"] == 0)
+            if killed in (0, rounds - 1):
+                told = worker.ask()
+                used.append(told["used_bytes"])
+                fds.append(told["descriptors"])
+    grown = f"{used[0] >> 10} -> {used[1] >> 10} KiB in use"
+    record_property("figure", f"{rounds * AT_A_TIME} ranks killed: {grown}, {fds} descriptors")
+    assert used[1] <= used[0] + 2 * SLAB_BYTES
+    assert fds[1] <= fds[0] + 2
+
+
+def test_memory_is_flat_after_many_workers_were_killed(order: Order, record_property: Callable[[str, object], None]) -> None:
+    session, device = order.session(100_000), devices.open_kind(order.memory)
+    used, fds, index = [], [], 0
+    with taking(order, session, device) as intake:
+        for killed in range(WORKERS_KILLED):
+            mine = replace(order, token=killed + 1)
+            worker = start_worker(mine)
+            intake.update(mine.table(session))
+            for _ in range(6):
+                taken = intake.take(index, TAKE_S)
+                check(taken, index)
+                del taken
+                index += 1
+                intake.release(index)
+            worker.kill()
+            if killed in (1, WORKERS_KILLED - 1):
+                used.append(devices.used_bytes(order.memory))
+                fds.append(devices.descriptors())
+    grown = f"{used[0] >> 10} -> {used[1] >> 10} KiB in use"
+    record_property("figure", f"{WORKERS_KILLED} workers killed: {grown}, {fds} descriptors")
+    assert used[1] <= used[0] + 2 * max(SLAB_BYTES, 2 << 20)
+    assert fds[1] <= fds[0] + 4
+
+
+def _rank(order: Order, rank: int) -> Process:
+    return Process("tests.gpu.peers", {"order": asdict(order), "rank": rank, "world": AT_A_TIME, "batches": 6})
+
+
+def _until(true: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if true():
+            return
+        time.sleep(0.05)
+    raise HeadraceError("it did not come to pass within 20 s")
