@@ -204,6 +204,25 @@ def test_no_memory_for_a_lane_is_told_and_the_engine_goes_on() -> None:
     made.close()
 
 
+def test_a_batch_without_memory_gives_back_what_all_idle_lanes_hold() -> None:
+    lanes = NumpyLanes()
+    made = numpy_lane.engine(2, lanes)
+    spec = PipelineSpec(ops=(ps.RandomResizedCrop((32, 32)),))
+    expected = run(made, spec, MIRRORED)
+    with made.lane(), made.lane(), made.lane():
+        assert lanes.open == 3
+    lanes.failing = 1
+    with pytest.raises(GpuMemoryFull):
+        run(made, spec, MIRRORED)
+    assert lanes.open == 0, "three idle lanes would hold the memory that is lacking"
+    assert run(made, spec, MIRRORED) == expected
+    with pytest.raises(RuntimeError), made.lane():
+        raise RuntimeError("not for want of memory")
+    assert lanes.open == 1
+    made.close()
+    assert lanes.open == 0
+
+
 def test_a_gray_photo_and_one_of_another_size_share_a_batch(engine) -> None:
     spec = PipelineSpec(ops=(ps.CenterCrop((16, 16)),))
     gray = encode(Image.new("L", (50, 40), 99), "JPEG")

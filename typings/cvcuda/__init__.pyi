@@ -188,6 +188,27 @@ class Type:
 
     def __lt__(self, arg: Type, /) -> bool:
         ...
+class ThreadScope:
+    __members__: ClassVar[dict[str, ThreadScope]]
+
+    def __init__(self, value: SupportsInt | SupportsIndex) -> None:
+        ...
+
+    def __index__(self) -> int:
+        ...
+
+    def __int__(self) -> int:
+        ...
+
+    @property
+    def name(self) -> str:
+        ...
+
+    @property
+    def value(self) -> int:
+        ...
+    GLOBAL: ClassVar[ThreadScope]
+    LOCAL: ClassVar[ThreadScope]
 class TensorLayout:
 
     def __init__(self, arg: str, /) -> None:
@@ -232,6 +253,8 @@ class TensorLayout:
     NCFDHW: ClassVar[TensorLayout]
     NFCDHW: ClassVar[TensorLayout]
     NFDHWC: ClassVar[TensorLayout]
+def clear_cache(scope: ThreadScope=...) -> None:
+    ...
 def set_cache_limit_inbytes(arg: SupportsInt | SupportsIndex, /) -> None:
     ...
 class Stream:

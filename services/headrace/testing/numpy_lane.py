@@ -24,12 +24,13 @@ FACTS = GpuFacts("a GPU of numpy", "none", jpeg_engine=True, cvcuda="none")
 
 
 class NumpyLanes:
-    """Lanes for as many batches as `room`: one more finds no memory."""
+    """Lanes for as many batches as `room`: one more finds no memory. failing: so many writes find none, either."""
 
-    def __init__(self, room: int = 1000, jpeg_engine: bool = True, regions: bool = False) -> None:
+    def __init__(self, room: int = 1000, jpeg_engine: bool = True, regions: bool = False, failing: int = 0) -> None:
         self.gpu = 0
         self.device = Device(None, jpeg_engine, regions)
-        self.made = 0
+        self.made = self.open = 0
+        self.failing = failing
         self._room = room
 
     def use(self) -> None:
@@ -37,18 +38,23 @@ class NumpyLanes:
 
     def new(self, threads: int) -> NumpyLane:
         """A lane, if there is room. Raises GpuMemoryFull."""
-        if self.made >= self._room:
+        if self.open >= self._room:
             raise GpuMemoryFull("no room for another lane")
         self.made += 1
-        return NumpyLane(Codec(self.device, threads))
+        self.open += 1
+        return NumpyLane(self, Codec(self.device, threads))
+
+    def forget(self) -> None:
+        """Nothing is kept."""
 
 
 class NumpyLane:
     """See engines.cvcuda.Lane."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, lanes: NumpyLanes, codec: Codec) -> None:
         self.stream = 0
         self.codec = codec
+        self._lanes = lanes
         self._scratch = bytearray()
         self._host = bytearray()
 
@@ -77,7 +83,10 @@ class NumpyLane:
         made: Mapping[int, Pixels],
         pointer: int,
     ) -> None:
-        """The plan, row by row; rows without pixels get noise."""
+        """The plan, row by row; rows without pixels get something."""
+        if self._lanes.failing:
+            self._lanes.failing -= 1
+            raise GpuMemoryFull("no room for a batch")
         count = len(plan.flips)
         size = (int(plan.windows[0, 3]), int(plan.windows[0, 2]))
         out = np.frombuffer(_at(pointer, target.nbytes(size, count)), target.dtype).reshape(target.shape(size, count))
@@ -109,6 +118,7 @@ class NumpyLane:
     def close(self) -> None:
         """End the decoders."""
         self.codec.close()
+        self._lanes.open -= 1
 
     @staticmethod
     def _source(

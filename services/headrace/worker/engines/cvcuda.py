@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from nvidia import nvimgcodec
 
-from headrace.core.errors import EngineUnsupported, HeadraceError
+from headrace.core.errors import EngineUnsupported, GpuMemoryFull, HeadraceError
 from headrace.core.pipeline_spec import PipelineSpec
 from headrace.core.placement import visible
 from headrace.telemetry.nvml import Nvml, NvmlFailed, NvmlMissing
@@ -137,6 +137,10 @@ class Lanes(Protocol):
         """A lane, with so many threads of the CPU. Raises GpuMemoryFull."""
         ...
 
+    def forget(self) -> None:
+        """Give back what the libraries keep for lanes to come."""
+        ...
+
 
 class CvcudaEngine:
     """threads: of the CPU, for headers, checks and what the GPU doesn't decode. lanes: of the GPU that it works on."""
@@ -164,9 +168,18 @@ class CvcudaEngine:
             one = self.lanes.new(self._threads)
         try:
             yield one
-        finally:
+        except GpuMemoryFull:
+            # Fewer batches will be in flight: what the other lanes, and the library, hold for later is what is lacking now.
+            one.close()
+            self._close_idle()
+            self.lanes.forget()
+            raise
+        except BaseException:
             one.sync()
             self._idle.put(one)
+            raise
+        one.sync()
+        self._idle.put(one)
 
     def prepare(self, spec: PipelineSpec, seed: int) -> PreparedCvcuda:
         """Make ready for a job. Raises EngineUnsupported (ids: engine, op) for operations that it lacks, or out of order."""
@@ -176,9 +189,16 @@ class CvcudaEngine:
         """End threads and lanes; idempotent."""
         self.pool.shutdown(cancel_futures=True)
         self.cpu.close()
-        while not self._idle.empty():
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        while True:
+            try:
+                one = self._idle.get_nowait()
+            except queue.Empty:
+                return
             self.lanes.use()
-            self._idle.get_nowait().close()
+            one.close()
 
 
 class PreparedCvcuda:

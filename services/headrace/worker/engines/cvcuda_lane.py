@@ -83,6 +83,10 @@ class GpuLanes:
         except (RuntimeError, MemoryError) as error:
             raise as_headrace(error) from error
 
+    def forget(self) -> None:
+        """Empty CV-CUDA's cache."""
+        cvcuda.clear_cache()
+
 
 class GpuLane:
     """See engines.cvcuda.Lane. Each call in a thread that uses the GPU."""
