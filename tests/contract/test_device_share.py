@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from headrace.core.errors import TransportUnavailable
 from headrace.testing.memfd_device import GRANULARITY, UUID, MemfdMemory, memfd_device
 from headrace.testing.null_producer import NullProducer
 from headrace.wire import messages
-from headrace.wire.device_memory import Handle
+from headrace.wire.device_memory import Block, Handle
 from headrace.worker.device_share import DeviceShare
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_local import LocalServer
@@ -71,6 +72,20 @@ def test_ranks_and_workers_of_the_version_before_are_served() -> None:
     assert messages.decode(messages.encode(HELLO)) == HELLO
     assert messages.decode(messages.encode(welcome)) == welcome
     messages.check_protocol(2000, "a worker")
+
+
+async def test_whatever_a_driver_raises_shared_memory_is_given(path: Path) -> None:
+    class Broken(MemfdMemory):
+        def allocate(self, nbytes: int) -> Block:
+            raise OSError("the driver's library is of another version")
+
+    async with serving("cuda_ipc", path, device=memfd_device(Broken())) as harness:
+        rank = LocalRank(path)
+        welcome = await welcome_of(rank, ASKING)
+        assert "failed to share its GPU" in welcome.why_not and "another version" in welcome.why_not
+        await rank.until_ready(0)
+        assert harness.producer.ports[0].transport == "shm"
+        await rank.close()
 
 
 @pytest.mark.parametrize(
@@ -275,7 +290,7 @@ async def test_a_rank_that_leaves_during_the_probe_leaves_nothing(path: Path) ->
 
 
 async def welcome_of_with_device(rank: LocalRank) -> None:
-    rank.take_fds = lambda fds: None  # type: ignore[method-assign]
+    rank.take_fds = lambda fds: [os.close(fd) for fd in fds]  # type: ignore[assignment,method-assign,func-returns-value]
     assert (await welcome_of(rank, ASKING)).memory == "memfd"
 
 

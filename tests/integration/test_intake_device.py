@@ -7,24 +7,31 @@ import gc
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.client.gpu import Gpu, GpuChoice
+from headrace.client.transports.device_slab import import_slab
 from headrace.client.transports.intake import ThreadIntake
 from headrace.client.transports.protocol import TakenSlot, TransportChoice
-from headrace.core.errors import BatchReleased, TransportUnavailable
+from headrace.core.errors import BatchReleased, ProtocolMismatch, TransportUnavailable
 from headrace.core.job import Endpoint, LaneTable, Session
-from headrace.testing.memfd_device import MemfdMemory, memfd_device
+from headrace.testing.memfd_device import UUID, MemfdMemory, memfd_device
 from headrace.testing.null_producer import NullProducer, pattern
-from headrace.wire.device_memory import Device
+from headrace.wire import messages
+from headrace.wire.device_memory import Device, write_ping
+from headrace.wire.slot_format import SlotHeader
 from headrace.worker.device_share import DeviceShare
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_grpc import GrpcServer
 from headrace.worker.serve_local import LocalServer
+from tests.integration import intake_bench
 from tests.integration.fake_worker import NODE, small_session
+from tests.integration.intake_bench import Bench
 
 DEADLINE_S = 20.0
 
@@ -321,3 +328,54 @@ async def test_the_same_over_every_line_up_to_the_driver(tmp_path: Path, monkeyp
         intake.update(LaneTable(2, 6, table.owners, table.tokens, table.endpoints))
         assert await asyncio.to_thread(eat, intake, 20, 20) == {"cuda_ipc"}
     assert fake.clean
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_worker_of_the_version_before_is_used_by_shared_memory(bench: Bench, refuses: bool) -> None:
+    """It refuses a HELLO with fields that it does not know; one that knows none of GPUs answers as ever."""
+    worker = bench.worker("w0")
+    if refuses:
+        worker.refuse.append(messages.Refuse("protocol_mismatch", "Hello message has wrong fields", {}))
+    intake = ThreadIntake(bench.session, 0, "n", NODE, gpu=Gpu(memfd_device()))
+    bench.intakes.append(intake)
+    intake.update(bench.tables.give(worker))
+    assert set(intake_bench.eat(intake, range(8))) == {"w0"}
+    assert [hello.gpu for hello in worker.hellos] == ([UUID, ""] if refuses else [UUID])
+    rung, reason = intake.status().transports["w0"]
+    assert rung == "shm" and "cuda_ipc: the worker's version shares no GPU memory" in reason
+
+
+WELCOME = messages.Welcome(messages.PROTOCOL, "w0", 1, 4, 8192, "memfd", UUID, 1024, "", "nonce")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"gpu": "GPU-other"}, ProtocolMismatch),
+        ({"memory": "vmm"}, ProtocolMismatch),
+        ({"device_slot_bytes": 0}, ProtocolMismatch),
+        ({"device_slot_bytes": 1000}, ProtocolMismatch),
+        ({"device_slot_bytes": 1 << 50}, ProtocolMismatch),
+        ({"handle": "xyz"}, ProtocolMismatch),
+        ({}, TransportUnavailable),  # no descriptor came
+    ],
+)
+def test_what_a_worker_offers_is_checked_before_the_driver_sees_it(changes: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        import_slab(memfd_device(), replace(WELCOME, **changes), -1)
+    with pytest.raises(ProtocolMismatch):
+        import_slab(None, WELCOME, -1)
+
+
+def test_pixels_that_do_not_fit_their_slot_are_refused() -> None:
+    memory = MemfdMemory()
+    block = memory.allocate(4096)
+    write_ping(memory, block, 4096, "nonce")
+    handle = memory.export(block)
+    slab = import_slab(memfd_device(MemfdMemory()), WELCOME, handle.fd)
+    form = (0, 1, "uint8", "NHWC", (1, 32, 32, 3))
+    assert slab.pixels(5, SlotHeader(*form, 1024, 4096, 10, 0, True)).pointer % 4096 == 1024
+    with pytest.raises(ProtocolMismatch):
+        slab.pixels(5, SlotHeader(*form, 1025, 4096, 10, 0, True))
+    assert slab.close()
+    os.close(handle.fd)

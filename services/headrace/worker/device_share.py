@@ -113,6 +113,7 @@ class DeviceShare:
         self._opening = asyncio.Lock()
         self._quarantined: dict[DeviceSlab, asyncio.TimerHandle] = {}
         self._freed = asyncio.Event()
+        self._freeing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
@@ -133,20 +134,25 @@ class DeviceShare:
             return await self._offer(device, hello.memories.split(","), pixel_bytes, slots)
         except TransportUnavailable as error:
             return Offer(why_not=error.message)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever a driver raises, shared memory is there
+            _log.exception("device_offer_failed", job=hello.job, rank=hello.rank)
+            return Offer(why_not=f"the worker failed to share its GPU: {error!r}")
 
     def retire(self, slab: DeviceSlab) -> None:
         """Its rank is gone, or never came: keep it for the grace period, then free it."""
         grace_s = 0.0 if self._closed else self._grace_s
         self._quarantined[slab] = asyncio.get_running_loop().call_later(grace_s, self._free, slab)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Free what is quarantined, at once, and let go of the GPU; idempotent. The process ends: no rank's slab is written."""
         self._closed = True
         for slab, timer in list(self._quarantined.items()):
             timer.cancel()
             self._free(slab)
+        while self._freeing:
+            await asyncio.wait(list(self._freeing))
         if self._device is not None:
-            self._device.close()
+            await asyncio.to_thread(self._device.close)
 
     async def _opened(self) -> Device:
         async with self._opening:
@@ -187,9 +193,15 @@ class DeviceShare:
             await self._freed.wait()
 
     def _free(self, slab: DeviceSlab) -> None:
-        self._quarantined.pop(slab, None)
-        self._freed.set()
+        task = asyncio.get_running_loop().create_task(self._close(slab), name="free-device-slab")
+        self._freeing.add(task)
+        task.add_done_callback(self._freeing.discard)
+
+    async def _close(self, slab: DeviceSlab) -> None:
         try:
-            slab.close()
+            await asyncio.to_thread(slab.close)
         except TransportUnavailable as error:
             _log.warning("device_slab_not_freed", bytes=slab.size, error=error.message)
+        finally:
+            self._quarantined.pop(slab, None)
+            self._freed.set()

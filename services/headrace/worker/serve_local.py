@@ -81,7 +81,7 @@ class LocalServer:
                 _log.info("local_ranks_cut", count=len(self.connections), grace_s=grace_s)
         for connection in list(self.connections):
             connection.end("the worker stops")
-        self.devices.close()
+        await self.devices.close()
 
     def forget(self, connection: _Connection) -> None:
         """A connection ended."""

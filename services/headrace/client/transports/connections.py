@@ -296,7 +296,8 @@ class Connections:
         if str(error) != peer.last_error:  # it is asked again each second
             log.warning("worker_refuses", worker=peer.worker, error=str(error))
         if isinstance(peer.link, LocalLink) and peer.link.device is not None and error.code in _DEVICE_FIRST:
-            self._links.device_failed(peer, peer.link, error.message, now_s)
+            old = "the worker's version shares no GPU memory: " if error.code == "protocol_mismatch" else ""
+            self._links.device_failed(peer, peer.link, old + error.message, now_s)
         elif isinstance(peer.link, LocalLink) and self._links.choice == "auto" and error.code in _SHM_ONLY:
             self._links.handshake_failed(peer, str(error), now_s)
         elif error.retriable or error.code in _MAY_PASS:
