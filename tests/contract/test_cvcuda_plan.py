@@ -223,6 +223,18 @@ def test_a_batch_without_memory_gives_back_what_all_idle_lanes_hold() -> None:
     assert lanes.open == 0
 
 
+def test_an_engine_is_tried_out_before_it_is_used() -> None:
+    numpy_lane.engine(2).try_out()
+    full = NumpyLanes(failing=1)
+    with pytest.raises(EngineUnsupported, match="first photo: no room for a batch"):
+        numpy_lane.engine(2, full).try_out()
+    garbling = NumpyLanes()
+    garbling.garbles = True
+    with pytest.raises(EngineUnsupported, match="other pixels"):
+        numpy_lane.engine(2, garbling).try_out()
+    assert full.open == garbling.open == 0, "it was closed"
+
+
 def test_a_gray_photo_and_one_of_another_size_share_a_batch(engine) -> None:
     spec = PipelineSpec(ops=(ps.CenterCrop((16, 16)),))
     gray = encode(Image.new("L", (50, 40), 99), "JPEG")

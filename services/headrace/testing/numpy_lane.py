@@ -31,6 +31,7 @@ class NumpyLanes:
         self.device = Device(None, jpeg_engine, regions)
         self.made = self.open = 0
         self.failing = failing
+        self.garbles = False
         self._room = room
 
     def use(self) -> None:
@@ -49,7 +50,7 @@ class NumpyLanes:
 
 
 class NumpyLane:
-    """See engines.cvcuda.Lane."""
+    """See cvcuda_port.Lane."""
 
     def __init__(self, lanes: NumpyLanes, codec: Codec) -> None:
         self.stream = 0
@@ -101,6 +102,8 @@ class NumpyLane:
                 pixels = pixels[::-1]
             if plan.flips[row] in (FLIP_COLUMNS, FLIP_BOTH):
                 pixels = pixels[:, ::-1]
+            if self._lanes.garbles:
+                pixels = 255 - pixels
             values = ((pixels.astype(np.float32) - target.base) * target.scale).astype(target.dtype)
             out[row] = values if target.layout == "NHWC" else values.transpose(2, 0, 1)
 

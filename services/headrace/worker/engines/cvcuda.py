@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Protocol
 
 import numpy as np
-from nvidia import nvimgcodec
+import simplejpeg  # type: ignore[import-untyped]
 
 from headrace.core.errors import EngineUnsupported, GpuMemoryFull, HeadraceError
 from headrace.core.pipeline_spec import PipelineSpec
 from headrace.core.placement import visible
 from headrace.telemetry.nvml import Nvml, NvmlFailed, NvmlMissing
 from headrace.worker.engines import codec, cvcuda_plan
-from headrace.worker.engines.codec import Codec, Device
+from headrace.worker.engines.codec import Device
 from headrace.worker.engines.cpu import CpuEngine, find_native
-from headrace.worker.engines.cvcuda_plan import GpuPlan, Target
+from headrace.worker.engines.cvcuda_port import Lane, Lanes
 from headrace.worker.engines.decode_half import Decoded, DecodeHalf
 from headrace.worker.engines.output import Writer
 from headrace.worker.engines.pixels import Pixels
@@ -35,6 +34,8 @@ from headrace.worker.engines.protocol import DeviceSlot, Out, RunResult, Sample
 VERSION = 1
 # One that is decoded, one that is augmented or copied; the third hides the hand-over of either.
 BATCHES_AT_ONCE = 3
+# Levels of 255, on average, that a smooth photo may be from the `cpu` engine's: far above what decoders differ by.
+TRY_OUT_LEVELS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,86 +61,19 @@ def first_gpu() -> GpuFacts:
     return GpuFacts(gpus[0].name, driver, bool(gpus[0].jpeg), version("cvcuda-cu12"))
 
 
+def smooth_photo() -> bytes:
+    """A JPEG that all decoders decode nearly alike."""
+    y, x = np.mgrid[0:256, 0:320]
+    pixels: Pixels = np.stack([x * 255 // 319, y, (x + y) * 255 // 574], axis=2).astype(np.uint8)
+    data: bytes = simplejpeg.encode_jpeg(pixels, 90, "RGB", "420")
+    return data
+
+
 def fingerprint(facts: GpuFacts, device: Device, cpu: str) -> str:
     """Versions of all that decodes and augments, driver, GPU model, whether it has a JPEG engine, backend; without spaces."""
     model = facts.name.replace(" ", "_")
     libraries = f"cvcuda={facts.cvcuda},{codec.versions(device)},driver={facts.driver},gpu={model}"
     return f"cvcuda-{VERSION};{libraries};{cpu}"
-
-
-class Lane(Protocol):
-    """One batch in flight: a stream, decoders and buffers. Not for two threads at once. All raise GpuMemoryFull.
-
-    stream: CUDA's. codec: its decoders. What is asked for is done in order, and surely done after `sync`.
-    """
-
-    stream: int
-    codec: Codec
-
-    def mark(self, place: int) -> None:
-        """Note moment 0, 1 or 2 of a batch."""
-        ...
-
-    def seconds(self) -> tuple[float, float]:
-        """From moment 0 to 1 and from 1 to 2, after sync."""
-        ...
-
-    def scratch(self, nbytes: int) -> int:
-        """Address of device memory for a batch that goes on to the host."""
-        ...
-
-    def host(self, nbytes: int) -> memoryview:
-        """Host memory for a batch on its way."""
-        ...
-
-    def write(
-        self,
-        plan: GpuPlan,
-        target: Target,
-        images: Mapping[int, nvimgcodec.Image],
-        made: Mapping[int, Pixels],
-        pointer: int,
-    ) -> None:
-        """Ask for a batch of target.shape at a device address.
-
-        images, made: the rows that have pixels, decoded by the lane's codec or made by the host; others get what may be there.
-        """
-        ...
-
-    def download(self, out: memoryview, pointer: int) -> None:
-        """Copy from a device address to `out`."""
-        ...
-
-    def upload(self, pointer: int, data: memoryview) -> None:
-        """Copy `data` to a device address."""
-        ...
-
-    def sync(self) -> None:
-        """Wait for all that was asked; what was decoded may be thrown away from then on, and not before."""
-        ...
-
-    def close(self) -> None:
-        """Give back all that it holds."""
-        ...
-
-
-class Lanes(Protocol):
-    """Makes lanes of one GPU. gpu: ordinal in this process. device: what codecs are made for."""
-
-    gpu: int
-    device: Device
-
-    def use(self) -> None:
-        """Make the GPU the calling thread's."""
-        ...
-
-    def new(self, threads: int) -> Lane:
-        """A lane, with so many threads of the CPU. Raises GpuMemoryFull."""
-        ...
-
-    def forget(self) -> None:
-        """Give back what the libraries keep for lanes to come."""
-        ...
 
 
 class CvcudaEngine:
@@ -184,6 +118,26 @@ class CvcudaEngine:
     def prepare(self, spec: PipelineSpec, seed: int) -> PreparedCvcuda:
         """Make ready for a job. Raises EngineUnsupported (ids: engine, op) for operations that it lacks, or out of order."""
         return PreparedCvcuda(spec, seed, self)
+
+    def try_out(self) -> None:
+        """Make a row of a photo as the `cpu` engine makes it, nearly. Raises EngineUnsupported (id: engine) if it can't."""
+        spec = PipelineSpec()
+        samples, rows = [Sample(0, "photo", smooth_photo())], []
+        try:
+            for engine in (self, self.cpu):
+                slot = bytearray(spec.pixel_bytes(1))
+                prepared = engine.prepare(spec, 0)
+                result = prepared.run(samples, [(0, 0)], memoryview(slot))
+                prepared.close()
+                if result.reasons.any():
+                    raise EngineUnsupported("it refuses a sound JPEG", engine=self.name)
+                rows.append(np.frombuffer(slot, np.uint8).astype(np.int64))
+            if np.abs(rows[0] - rows[1]).mean() > TRY_OUT_LEVELS:
+                raise EngineUnsupported("it makes other pixels than the cpu engine", engine=self.name)
+        except Exception as error:
+            self.close()
+            words = error.message if isinstance(error, HeadraceError) else repr(error)
+            raise EngineUnsupported(f"engine cvcuda fails at its first photo: {words}", engine=self.name) from error
 
     def close(self) -> None:
         """End threads and lanes; idempotent."""

@@ -1,4 +1,4 @@
-"""The calls of CV-CUDA: lanes on a real GPU (engines.cvcuda.Lane). Of the engine this file alone needs one to be imported.
+"""The calls of CV-CUDA: lanes on a real GPU (cvcuda_port.Lane). Of the engine this file alone needs one to be imported.
 
 All that these calls are told is worked out before, in cvcuda_plan.
 """
@@ -53,7 +53,7 @@ class DeviceArray:
 
 
 def engine_on_first_gpu(threads: int) -> CvcudaEngine:
-    """The engine on the first GPU that this process may use. Raises EngineUnsupported (id: engine) where there is none."""
+    """The engine on the first GPU that this process may use, tried out. Raises EngineUnsupported (id: engine)."""
     facts = first_gpu()
     device = Device(0, facts.jpeg_engine)
     if os.environ.get(REGIONS) == "1":
@@ -61,7 +61,9 @@ def engine_on_first_gpu(threads: int) -> CvcudaEngine:
         if why_not:
             raise EngineUnsupported(f"{REGIONS} is set, and this GPU fails its test: {why_not}; unset it", engine="cvcuda")
         device = replace(device, regions=True)
-    return CvcudaEngine(threads, facts, GpuLanes(0, device))
+    engine = CvcudaEngine(threads, facts, GpuLanes(0, device))
+    engine.try_out()
+    return engine
 
 
 class GpuLanes:
@@ -89,7 +91,7 @@ class GpuLanes:
 
 
 class GpuLane:
-    """See engines.cvcuda.Lane. Each call in a thread that uses the GPU."""
+    """See cvcuda_port.Lane. Each call in a thread that uses the GPU."""
 
     def __init__(self, device: Device, threads: int) -> None:
         self._stream = cvcuda.Stream()
@@ -147,7 +149,7 @@ class GpuLane:
         made: Mapping[int, Pixels],
         pointer: int,
     ) -> None:
-        """See engines.cvcuda.Lane."""
+        """See cvcuda_port.Lane."""
         try:
             sources = self._sources(plan, images, made)
             scaled = plan.scaled_rows
