@@ -61,8 +61,9 @@ class Contention:
             return "leave the worker where it is"
         if not self.on_gpu:
             return "keep workers off the trainer's CPU cores: another node, or fewer threads here"
+        needed = f"{self.batch_size / self.idle_s:.0f} samples/s"
         return (
-            f"make the batches elsewhere: on the CPU (--engine cpu) or on a GPU that does not train. {self.won_share:.0%} of "
-            f"the step is won if those workers make {self.batch_size / self.idle_s:.0f} samples/s for this rank, and lost "
-            f"again where they make fewer (headrace plan says how many it takes)"
+            "have the batches made elsewhere: on the CPU (--engine cpu) or on a GPU that does not train. "
+            f"{self.won_share:.0%} of the step is won if those workers make {needed} for this rank, and lost again below that "
+            "(headrace plan says how many it takes)"
         )

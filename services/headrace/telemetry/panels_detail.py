@@ -99,6 +99,13 @@ SERVICES = Row(
             (Query(quantile(0.99, "headrace_store_request_seconds", "instance", FLEET), "{{instance}}"),),
         ),
         Panel(
+            "Time of a look at fleet and jobs: 99% are faster",
+            "Of each coordinator's. High, near a second: lanes move late; give coordinators more cores, or workers fewer "
+            "heartbeats.",
+            "s",
+            (Query(quantile(0.99, "headrace_coordinator_pass_seconds", "instance", FLEET), "{{instance}}"),),
+        ),
+        Panel(
             "Requests that the store failed, by why",
             "High, or anything for long: nothing can be opened, joined or moved.",
             "reqps",
