@@ -19,6 +19,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from headrace.core.errors import HeadraceError
 from loadtest.peers import accounting, dataset, environments, measure, pixels, plot
 from loadtest.peers.contestants import BY_NAME, CONTESTANTS, OURS, WORKS, Contestant, takes_part
 from loadtest.peers.driver import DriverFailed
@@ -58,7 +59,10 @@ def main() -> None:
     apart, broken = _check(checked, settings)
     left_out |= broken
     places = [place for place in places if place.contestant.title not in broken]
-    trials = _rounds(places, settings, args.rounds, began_s + 60 * args.minutes - STAGES_S)
+    for made in photos.values():
+        made.warm()
+    trials, failed = _rounds(places, settings, args.rounds, began_s + 60 * args.minutes - STAGES_S)
+    left_out |= failed
     trained = [work for work in works if work.kind == "train"]
     run = Run(
         trials=trials,
@@ -129,7 +133,7 @@ def _check(
         name = place.contestant.name
         try:
             found = pixels.check(place, settings)
-        except DriverFailed as failed:
+        except (DriverFailed, HeadraceError) as failed:
             broken[place.contestant.title] = _left_out(place.contestant, f"does not run: {failed}")
             print(f"{name} {broken[place.contestant.title]}", flush=True)
             continue
@@ -138,9 +142,15 @@ def _check(
     return apart, broken
 
 
-def _rounds(places: list[measure.Place], settings: measure.Settings, rounds: int, end_s: float) -> list[Trial]:
-    """Interleaved: each round measures every loader once, beginning with another. Ends before a round that is too long."""
+def _rounds(
+    places: list[measure.Place], settings: measure.Settings, rounds: int, end_s: float
+) -> tuple[list[Trial], dict[str, str]]:
+    """Interleaved: each round measures every loader once, beginning with another. Ends before a round that is too long.
+
+    Also returns what failed, with the reason.
+    """
     trials: list[Trial] = []
+    failed: dict[str, str] = {}
     took_s: dict[str, float] = {}
     works = list(dict.fromkeys(place.work for place in places))
     for number in range(rounds):
@@ -152,24 +162,23 @@ def _rounds(places: list[measure.Place], settings: measure.Settings, rounds: int
         for work in due:
             began_s = time.monotonic()
             those = [place for place in places if place.work is work]
-            first = number * len(those) // rounds
+            first = 5 * number % len(those)
             for place in [*those[first:], *those[:first]]:
-                trials += _trial(place, settings, number)
+                name = f"{place.contestant.title}, {work.name}, round {number + 1}"
+                try:
+                    trials.append(measure.measure(place, settings, number))
+                except (DriverFailed, HeadraceError) as error:
+                    failed[name] = f"failed: {error}"
+                    print(f"{name} failed: {error}", flush=True)
+                else:
+                    print(f"{name}: {_shown(trials[-1])}", flush=True)
             took_s[work.name] = time.monotonic() - began_s
-    return trials
+    return trials, failed
 
 
-def _trial(place: measure.Place, settings: measure.Settings, number: int) -> list[Trial]:
-    """One measurement, or none if it fails."""
-    name = f"round {number + 1}: {place.work.name} {place.contestant.name}"
-    try:
-        trial = measure.measure(place, settings, number)
-    except DriverFailed as failed:
-        print(f"{name} failed: {failed}", flush=True)
-        return []
+def _shown(trial: Trial) -> str:
     numbers = f"{trial.rate:.0f} images/s, {trial.cpu_ms:.2f} CPU s per 1,000, {trial.peak_bytes / 1e6:.0f} MB"
-    print(f"{name}: {numbers}, first after {trial.first_s:.1f} s", flush=True)
-    return [trial]
+    return f"{numbers}, first after {trial.first_s:.1f} s"
 
 
 def _words(photos: dataset.Photos) -> str:

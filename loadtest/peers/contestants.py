@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 OURS = ""
+DRIVERS = Path(__file__).with_name("drivers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,11 @@ class Contestant:
     remark: str = ""
     needs: str = ""
     main_only: bool = False
+
+    @property
+    def script(self) -> Path:
+        """Its driver."""
+        return DRIVERS / f"drive_{self.driver}.py"
 
 
 CONTESTANTS = (

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-DRIVERS = Path(__file__).with_name("drivers")
 STOP_S = 10.0
 _SLICE_S = 0.25
 
@@ -22,13 +21,13 @@ class DriverFailed(Exception):
 
 
 class Driver:
-    """Runs `drivers/drive_NAME.py` with the task as its argument; a context manager that ends it."""
+    """Runs a script with the task as its argument; a context manager that ends it."""
 
-    def __init__(self, python: Path, name: str, task: dict[str, Any], log: Path) -> None:
+    def __init__(self, python: Path, script: Path, task: dict[str, Any], log: Path) -> None:
         self._log = log
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [python, str(DRIVERS / f"drive_{name}.py"), json.dumps(task)]
+        command = [python, script, json.dumps(task)]
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment()

@@ -96,7 +96,7 @@ def measure(place: Place, settings: Settings, number: int) -> Trial:
         with fleet(place, settings) as (coordinators, roles):
             task = task_of(place, settings, coordinators=coordinators)
             started_s = time.monotonic()
-            with Driver(place.python, place.contestant.driver, task, log_of(place, settings, "measure")) as driver:
+            with Driver(place.python, place.contestant.script, task, log_of(place, settings, "measure")) as driver:
                 driver.wait_for("first", _START_S)
                 first_s = time.monotonic() - started_s
                 driver.wait_for("begin", _START_S, look)

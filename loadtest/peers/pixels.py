@@ -35,7 +35,7 @@ def check(place: Place, settings: Settings) -> dict[str, Apart]:
     try:
         with fleet(place, settings) as (coordinators, _):
             task = task_of(place, settings, coordinators=coordinators, **told)
-            with Driver(place.python, place.contestant.driver, task, log_of(place, settings, "check")) as driver:
+            with Driver(place.python, place.contestant.script, task, log_of(place, settings, "check")) as driver:
                 driver.finish(_DEADLINE_S)
     finally:
         accounting.end_all()

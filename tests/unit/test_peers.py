@@ -6,12 +6,15 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loadtest.peers import contestants, table
 from loadtest.peers.accounting import TICK_S, Stat, below, parse_pss, parse_stat
+from loadtest.peers.driver import Driver, DriverFailed
 from loadtest.peers.page import Run, page
 from loadtest.peers.table import TARGETS, Spread, Target, Trial, ratio, spread, verdict
 
@@ -148,12 +151,87 @@ def test_the_page_has_a_row_a_loader_best_first_and_marks_less_work() -> None:
     assert "| images per second, gRPC against shm | >= 0.85 | - | not measured |" in text
 
 
+# --- drivers ----------------------------------------------------------------------------------------------------------------
+
+FAKE = """
+import sys
+sys.path.insert(0, {drivers!r})
+import numpy as np
+from consumer import main
+
+def batches(task):
+    print("what a loader prints")
+    number = 0
+    while number != task.fails_at:
+        yield np.full((task.batch, task.size, task.size, 3), number % 256, np.uint8)
+        number += 1
+    raise SystemExit("broke here")
+
+main(batches, lambda task, cuts: np.array(cuts) * (2 if task.work == "train" else 3))
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Callable[..., Driver]:
+    """A driver whose loader makes batches out of nothing."""
+    script = tmp_path / "drive_fake.py"
+    script.write_text(FAKE.format(drivers=str(PEERS / "drivers")))
+
+    def start(**more: object) -> Driver:
+        task = {
+            "work": "train",
+            "batch": 4,
+            "size": 8,
+            "warm_batches": 3,
+            "warm_s": 0.0,
+            "images": 40,
+            "seconds": 60,
+            "cuts": "",
+        }
+        return Driver(Path(sys.executable), script, {**task, "fails_at": -1, **more}, tmp_path / "log")
+
+    return start
+
+
+def test_a_driver_warms_up_counts_and_stops_when_told(fake: Callable[..., Driver]) -> None:
+    with fake() as driver:
+        driver.wait_for("first", 60)
+        driver.wait_for("begin", 60)
+        end = driver.wait_for("end", 60)
+        assert end["images"] == 40
+        assert end["seconds"] > 0
+    driver.finish(0)
+
+
+def test_a_measurement_may_end_by_its_time(fake: Callable[..., Driver]) -> None:
+    with fake(images=10**12, seconds=0.0) as driver:
+        for event in ("first", "begin"):
+            driver.wait_for(event, 60)
+        assert driver.wait_for("end", 60)["images"] == 4
+
+
+def test_a_driver_that_breaks_is_told_with_its_last_line(fake: Callable[..., Driver]) -> None:
+    with fake(fails_at=2) as driver:
+        driver.wait_for("first", 60)
+        with pytest.raises(DriverFailed, match=r"its end instead of `begin`.*broke here"):
+            driver.wait_for("begin", 60)
+
+
+def test_given_cuts_are_made_for_each_kind_of_work(fake: Callable[..., Driver], tmp_path: Path) -> None:
+    np.save(tmp_path / "cuts.npy", np.arange(12).reshape(2, 6))
+    outs = {kind: str(tmp_path / f"{kind}.npy") for kind in ("train", "eval")}
+    with fake(cuts=str(tmp_path / "cuts.npy"), outs=outs) as driver:
+        driver.finish(60)
+    assert np.load(outs["train"])[1, 5] == 22
+    assert np.load(outs["eval"])[1, 5] == 33
+
+
 # --- contestants ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("contestant", contestants.CONTESTANTS, ids=lambda one: one.name)
 def test_each_contestant_has_a_driver_and_pinned_requirements(contestant: contestants.Contestant) -> None:
-    assert (PEERS / "drivers" / f"drive_{contestant.driver}.py").is_file()
+    assert contestant.script.is_file()
     if contestant.env != contestants.OURS:
         lines = (PEERS / "envs" / f"{contestant.env}.txt").read_text().splitlines()
         needs = [line for line in lines if not line.startswith("#")]
