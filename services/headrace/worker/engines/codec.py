@@ -41,12 +41,13 @@ def versions(device: Device) -> str:
     """Names and versions of what decodes, one line without spaces, for the engine's fingerprint."""
     parts = [f"nvimgcodec={version('nvidia-nvimgcodec-cu12')}"]
     if device.gpu is not None:
-        parts.append(f"nvjpeg={_installed('nvidia-nvjpeg-cu12')}")
+        parts.append(f"nvjpeg={installed('nvidia-nvjpeg-cu12')}")
     backend = "cpu" if device.gpu is None else "gpu"
     return ",".join([*parts, f"jpeg_engine={int(device.hardware)}", f"backend={backend}", f"regions={int(device.regions)}"])
 
 
-def _installed(package: str) -> str:
+def installed(package: str) -> str:
+    """A package's version, `none` if it isn't installed."""
     try:
         return version(package)
     except PackageNotFoundError:

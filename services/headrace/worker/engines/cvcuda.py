@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
@@ -58,7 +57,7 @@ def first_gpu() -> GpuFacts:
         raise EngineUnsupported(f"engine cvcuda needs a GPU: {error}", engine="cvcuda") from error
     if not gpus:
         raise EngineUnsupported("engine cvcuda needs a GPU, and CUDA_VISIBLE_DEVICES shows none", engine="cvcuda")
-    return GpuFacts(gpus[0].name, driver, bool(gpus[0].jpeg), version("cvcuda-cu12"))
+    return GpuFacts(gpus[0].name, driver, bool(gpus[0].jpeg), codec.installed("cvcuda-cu12"))
 
 
 def smooth_photo() -> bytes:
