@@ -667,5 +667,4 @@ class Decoder:
     @property
     def device_id(self) -> int:
         ...
-CPU_ONLY: BackendKind
 NVIMGCODEC_DEVICE_CPU_ONLY: int = -99999

@@ -98,7 +98,7 @@ class CvcudaEngine:
         try:
             one = self._idle.get_nowait()
         except queue.Empty:
-            one = self.lanes.new(self._threads)
+            one = self.lanes.new(max(1, self._threads // BATCHES_AT_ONCE))
         try:
             yield one
         except GpuMemoryFull:
