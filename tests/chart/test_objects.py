@@ -323,6 +323,8 @@ def test_a_trainer_meets_the_worker_where_both_look() -> None:
         user = by_name["worker"]["securityContext"].get("runAsUser", worker["securityContext"]["runAsUser"])
         assert env["trainer"]["HEADRACE_SOCKET_OWNERS"] == str(user)
         assert trainer["securityContext"]["runAsUser"] != user, "the example is of two users"
+        for where in ("nodeSelector", "tolerations", "affinity"):
+            assert trainer.get(where) == worker.get(where), "on the same nodes"
 
 
 def test_a_drain_has_time_before_the_kill() -> None:
