@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.checks import limits
+from headrace.cli.checks import limits, sharing
 from headrace.cli.checks.finding import Finding, for_role
 from headrace.worker.unix_socket import BoundSocket
 from tests.fake_nvml.driver import GIB, FakeDriver, FakeGpu, compiled
@@ -118,8 +118,20 @@ def test_what_keeps_a_worker_from_running_is_no_affair_of_a_trainers(variable: d
     told = asked(LD_LIBRARY_PATH="/nowhere", **variable)
     assert (told.code, told.bad()) == (1, [name])
     assert words in told.text(name)
-    assert asked("--for", "worker", LD_LIBRARY_PATH="/nowhere", **variable).bad() == [name]
     assert asked("--for", "trainer", LD_LIBRARY_PATH="/nowhere", **variable).code == 0
+
+
+def test_a_trainers_image_has_the_client_alone(tmp_path: Path, sockets: Path) -> None:
+    for module in ("rich", "PIL", "pydantic", "pydantic_settings", "prometheus_client", "obstore", "fastapi", "simplejpeg"):
+        (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('No module named {module}', name='{module}')\n")
+    command = [sys.executable, "-m", "headrace", "doctor", "--for", "trainer", "--socket-dir", str(sockets)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "LD_LIBRARY_PATH": "/nowhere"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "note  program: a worker's settings: pydantic" in result.stdout
+    assert re.search(r"^note  engines: cpu: cannot run here -- .*pip install 'headrace\[worker\]'", result.stdout, re.MULTILINE)
+    assert f"ok    sharing: socket directory: {sockets}" in result.stdout
+    assert result.stdout.endswith("A job can run here.\n")
 
 
 def test_few_open_files() -> None:
@@ -186,20 +198,25 @@ def test_a_directory_that_others_may_write_to(sockets: Path) -> None:
 
 
 def test_a_directory_that_is_to_be_a_groups_and_is_not(sockets: Path) -> None:
-    told = asked(directory=sockets, HEADRACE_WORKER_SOCKET_GROUP=str(GROUP))
-    assert told.bad() == ["socket directory"]
-    assert f"chgrp {GROUP}" in told.text("socket directory")
+    (finding,) = sharing.sockets(str(sockets), str(GROUP))
+    assert (finding.state, finding.of) == ("bad", "worker")
+    assert f"chgrp {GROUP}" in finding.advice
+    if os.geteuid() == 0:
+        os.chown(sockets, 0, GROUP)
+        sockets.chmod(0o2750)
+        (finding,) = sharing.sockets(str(sockets), str(GROUP))
+        assert finding.state == "ok"
 
 
 def test_no_directory_at_all_is_a_note() -> None:
-    told = asked()
-    assert (told.code, told.lines["socket directory"]["state"]) == (0, "note")
-    assert "HEADRACE_WORKER_SOCKET_DIR" in told.text("socket directory")
+    (finding,) = sharing.sockets("", "")
+    assert finding.state == "note"
+    assert "HEADRACE_WORKER_SOCKET_DIR" in finding.advice
 
 
 def test_a_directory_that_a_worker_would_make(sockets: Path) -> None:
-    told = asked(directory=sockets / "new" / "deep")
-    assert told.lines["socket directory"]["state"] == "ok"
+    (finding,) = sharing.sockets(str(sockets / "new" / "deep"), "")
+    assert finding.state == "ok"
     assert not (sockets / "new").exists()
 
 
@@ -209,12 +226,12 @@ def test_sockets_of_workers_that_live_and_that_died(sockets: Path) -> None:
     left.close()
     living = BoundSocket(sockets / "living.sock", mode=0o600)
     try:
-        told = asked(directory=sockets)
+        directory, dead, alive = sharing.sockets(str(sockets), "")
     finally:
         living.close()
-    assert told.code == 0
-    assert "a worker listens" in told.text("living.sock")
-    assert "nobody listens" in told.text("dead.sock")
+    assert {directory.state, dead.state, alive.state} == {"ok"}
+    assert (dead.name, dead.found) == ("dead.sock", "nobody listens")
+    assert "a worker listens" in alive.found
 
 
 # As that user may not be able to read this Python, all is imported before.

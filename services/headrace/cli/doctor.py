@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -57,11 +58,7 @@ def doctor(role: Role, *, as_json: bool, **options: str | int | None) -> None:
         told = {"can_run": can_run, "for": role, "findings": [asdict(finding) for finding in findings]}
         click.echo(json.dumps(told, indent=2))
     else:
-        from rich.console import Console
-
-        console = Console(highlight=False, soft_wrap=False)
-        console.print(_table(findings))
-        console.print(_VERDICTS[can_run], style=_COLORS["ok" if can_run else "bad"])
+        _tell(findings, can_run)
     sys.exit(0 if can_run else 1)
 
 
@@ -87,9 +84,7 @@ def _engines(settings: WorkerSettings | None, engine: str) -> list[Finding]:
     from headrace.cli.checks import engines, gpus
     from headrace.worker.placement import look_around
 
-    if settings is None:
-        return []
-    machine = look_around(settings.cores)
+    machine = look_around(len(os.sched_getaffinity(0)) if settings is None else settings.cores)
     return engines.check(machine, engine) + gpus.check(machine)
 
 
@@ -127,6 +122,20 @@ def _reach(role: Role, settings: WorkerSettings | None, options: dict[str, str |
         yield reach.store(str(options["store"]), str(options["store_password_file"]), str(options["store_tls_ca"]))
     else:
         yield Finding("reach", "store", "ok", "not tried: give --store ADDRESS")
+
+
+def _tell(findings: Sequence[Finding], can_run: bool) -> None:
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:  # a trainer's image has no extra of the package, and is where sockets are asked about
+        for finding in findings:
+            advice = f" -- {finding.advice}" if finding.advice else ""
+            click.echo(f"{finding.state:<5} {finding.subject}: {finding.name}: {finding.found}{advice}")
+        click.echo(_VERDICTS[can_run])
+        return
+    console = Console(highlight=False, soft_wrap=False)
+    console.print(_table(findings))
+    console.print(_VERDICTS[can_run], style=_COLORS["ok" if can_run else "bad"])
 
 
 def _table(findings: Sequence[Finding]) -> RenderableType:
