@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace.core.errors import HeadraceError
+from headrace.worker.engines.cpu import find_native
 from loadtest.peers import accounting, dataset, environments, measure, pixels, plot
 from loadtest.peers.contestants import BY_NAME, CONTESTANTS, OURS, WORKS, Contestant, takes_part
 from loadtest.peers.driver import DriverFailed
@@ -30,6 +31,7 @@ from loadtest.peers.table import Trial
 RESULTS = Path(__file__).parents[1] / "results"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace-peers"
 STAGES_S = 20.0
+WITH, WITHOUT = " Headrace with its native core.", " **Headrace without its native core**: it was not built here."
 STAGE_PHOTOS, STAGE_ROUNDS = {"small": 256, "dense": 256, "large": 48}, 5
 
 
@@ -47,6 +49,7 @@ def main() -> None:
         print(f"made what is needed below {args.cache}; left out: {left_out or 'nothing'}")
         return
     load = os.getloadavg()[0]
+    core = find_native()
     able = [contestant for contestant in contestants if contestant.env in pythons]
     places = [
         measure.Place(one, work, photos[work.photos], pythons[one.env])
@@ -66,12 +69,12 @@ def main() -> None:
     trained = [work for work in works if work.kind == "train"]
     run = Run(
         trials=trials,
-        machine=_machine(settings, load, time.monotonic() - began_s),
+        machine=_machine(settings, load, time.monotonic() - began_s) + (WITH if core else WITHOUT),
         command=" ".join(["python -m loadtest.peers", *sys.argv[1:]]),
         left_out={title.replace("*", ""): why for title, why in left_out.items()},
         apart=apart,
         photos={name: _words(made) for name, made in photos.items()},
-        stages={work.name: stages(photos[work.photos], STAGE_PHOTOS[work.photos], STAGE_ROUNDS) for work in trained},
+        stages={work.name: stages(photos[work.photos], STAGE_PHOTOS[work.photos], STAGE_ROUNDS) for work in trained if core},
         tcp_ms=tcp_ms(),
     )
     args.out.mkdir(parents=True, exist_ok=True)
@@ -87,7 +90,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9, help="at most; works but the first take part in every other one")
     parser.add_argument("--minutes", type=float, default=19.0, help="no round begins that would end later than this")
     parser.add_argument("--images", type=int, default=12800, help="a measurement ends after so many, but not within a batch")
-    parser.add_argument("--seconds", type=float, default=5.0, help="or after so long")
+    parser.add_argument("--seconds", type=float, default=4.0, help="or after so long")
     parser.add_argument("--warm-s", type=float, default=1.0, help="what is not measured at its begin, besides three batches")
     parser.add_argument("--photos", type=int, default=4096, help="in the data set of 500x375, a multiple of 1024")
     parser.add_argument("--threads", type=int, default=0, help="workers or threads of each loader; 0: one a core")

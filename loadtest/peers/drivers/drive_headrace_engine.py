@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from consumer import main, photo_paths
 from headrace_job import SEED, spec
@@ -16,6 +14,11 @@ def _prepared(task):
     return create("cpu", task.threads).prepare(spec(task.work, task.size), SEED)
 
 
+def _read(path):
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a third of the time that Path.read_bytes takes
+        return file.read()
+
+
 def _run(prepared, task, paths, numbers, epoch):
     out = np.empty((len(numbers), task.size, task.size, 3), np.uint8)
     _fill(prepared, paths, numbers, epoch, out)
@@ -23,7 +26,7 @@ def _run(prepared, task, paths, numbers, epoch):
 
 
 def _fill(prepared, paths, numbers, epoch, out):
-    samples = [Sample(number, str(number), Path(paths[number]).read_bytes()) for number in numbers]
+    samples = [Sample(number, str(number), _read(paths[number])) for number in numbers]
     result = prepared.run(samples, [(epoch, number) for number in numbers], memoryview(out.reshape(-1)))
     assert not result.reasons.any()
 
