@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,8 @@ class Simulated:
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         if not line:
-            raise RuntimeError(f"a simulated part of the fleet ended; see {self._log.name}:\n{Path(self._log.name).read_text()[-2000:]}")
+            said = Path(self._log.name).read_text()[-2000:]
+            raise RuntimeError(f"a simulated part of the fleet ended; it said:\n{said}")
         told: dict[str, Any] = json.loads(line)
         return told
 
@@ -159,7 +160,8 @@ class Fleet:
         step = self._step
         dataset = _dataset(self._directory / "set", step.samples)
         task = {"kind": "ranks", "jobs": step.jobs, "world": step.world, "dataset": dataset, "batch_size": BATCH_SIZE,
-                "members_a_channel": 8, "ranks_spread_s": step.world / 200, "jobs_spread_s": step.jobs / 4, "addresses": self._cluster.addresses.split(","), "deadline_s": READY_S}  # fmt: skip
+                "members_a_channel": 8, "ranks_spread_s": step.world / 200, "jobs_spread_s": step.jobs / 4,
+                "addresses": self._cluster.addresses.split(","), "deadline_s": READY_S}  # fmt: skip
         self.ranks = Simulated(task, self._directory / "ranks.log")
         return self.ranks.answer()
 
@@ -245,7 +247,9 @@ def _measure(step: Step, span_s: float, directory: Path) -> dict[str, Any]:
         "registered_s": max(part["ready_s"] for part in registered),
         "joined_s": joined["ready_s"],
         "join_failed": joined["failed"],
-        "heartbeats": {name: max((beat.get(name, 0.0) for beat in beats), default=0.0) for name in ("p50", "p90", "p99", "most")},
+        "heartbeats": {
+            name: max((beat.get(name, 0.0) for beat in beats), default=0.0) for name in ("p50", "p90", "p99", "most")
+        },
         "heartbeats_s": count / span_s,
         "kept": min(1.0, count / due),
         "reports": told[-1]["calls"].get("ReportProgress", {}),
@@ -283,11 +287,11 @@ def main() -> None:
     options = parser.parse_args()
     if not options.page:
         wanted = [step for step in STEPS if not options.only or step.name in options.only.split(",")]
+        if options.coordinators:
+            wanted = [replace(step, coordinators=options.coordinators) for step in wanted]
         found: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
                                  "load": os.getloadavg()[0], "steps": []}  # fmt: skip
         for step in wanted:
-            if options.coordinators:
-                step = Step(**{**asdict(step), "coordinators": options.coordinators})
             with tempfile.TemporaryDirectory() as directory:
                 try:
                     row = _measure(step, options.seconds, Path(directory))

@@ -155,8 +155,9 @@ class Rank(Member):
         await asyncio.sleep(wait_s)
         pause_s = JOIN_PAUSE_S
         spec = convert.job_to_proto(self._spec)
-        while (job := await self.call("OpenJob", pb.OpenJobRequest(protocol=PROTOCOL, job=spec, world=self._world))) is None:
-            await asyncio.sleep(1.0)
+        job = None
+        while job is None:
+            job = await self.call("OpenJob", pb.OpenJobRequest(protocol=PROTOCOL, job=spec, world=self._world))
         plan_hash = convert.job_from_proto(job.job).plan_hash
         request = pb.JoinSessionRequest(protocol=PROTOCOL, id=self._id, world=self._world, plan_hash=plan_hash, node="node-0")
         while True:
@@ -269,8 +270,10 @@ class Process:
         try:
             await asyncio.wait_for(asyncio.gather(*self._start()), self._task["deadline_s"])
         except TimeoutError:
-            out = [*(w.number for w in self._workers if not w.seen.is_set()), *(r.told for r in self._ranks if not r.complete.is_set())]
-            sys.exit(f"not in after {self._task['deadline_s']} s: {len(out)} of {len(self._running)}, {out[:5]}; {dict(self._tally.failed)}")
+            late = [rank.told for rank in self._ranks if not rank.complete.is_set()]
+            late += [name_of(worker.number) for worker in self._workers if not worker.seen.is_set()]
+            failed = dict(self._tally.failed)
+            sys.exit(f"after {self._task['deadline_s']} s {len(late)} are not in, such as {late[:3]}; failed calls: {failed}")
         say({"ready_s": time.monotonic() - begun_s, **self._tally.told()})
         while line := (await reader.readline()).decode().split():
             match line:

@@ -23,7 +23,7 @@ K = TypeVar("K", float, tuple[bool, float])
 # Lanes are dealt anew only if some worker's lanes per speed exceed the best possible by this factor: measured speeds
 # wobble by some 10%, and one lane more or less must not count as a reason.
 REBALANCE_AT = 1.5
-# Who would be that little worse off than the best may be drawn in its place: well below what moves lanes again.
+# Who is that little slower than the fastest may be chosen in its place: well below what moves lanes again.
 NEARLY = 1.2
 # A token further ahead of the store's clock than this was never issued by us.
 TOKEN_AHEAD_US = 86_400_000_000
@@ -47,16 +47,11 @@ def beat(old: WorkerRecord | None, new: WorkerRecord, now_us: int) -> WorkerReco
     return replace(new, replaced=(*old.replaced, old.endpoint.incarnation)[-_MAX_REPLACED:])
 
 
-def quotas(lanes: int, weights: Mapping[str, float], job: str = "") -> dict[str, int]:
-    """How many lanes each worker should hold: in proportion to weight, at least one each while there are enough.
-
-    job: name by which it is drawn who of those that are about as fast gets one more: without it all jobs with fewer lanes
-    than there are workers would sit on the same, fastest ones, and the others idle.
-    """
+def quotas(lanes: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """How many lanes each worker should hold: in proportion to weight, at least one each while there are enough."""
     least = 1 if lanes >= len(weights) else 0
     total = sum(weights.values())
-    floor = {name: max(least, math.floor(lanes * weight / total)) for name, weight in weights.items()}
-    share = dict(floor)
+    share = {name: max(least, math.floor(lanes * weight / total)) for name, weight in weights.items()}
     spare = lanes - sum(share.values())
     # Too many (the ones that were raised to one): take from the most loaded. Too few: give to the least loaded.
     if spare < 0:
@@ -71,16 +66,23 @@ def quotas(lanes: int, weights: Mapping[str, float], job: str = "") -> dict[str,
             heapq.heappush(heap, ((share[name] + 1) / weights[name], name))
         elif share[name] > least:
             heapq.heappush(heap, (-share[name] / weights[name], name))
-    return _drawn(share, floor, weights, job) if job and spare > 0 else share
+    return share
 
 
-def _drawn(share: dict[str, int], floor: Mapping[str, int], weights: Mapping[str, float], job: str) -> dict[str, int]:
-    """The same with each single spare lane given to one of those that would be nearly as well off with it, drawn by key."""
-    bound = NEARLY * max(share[name] / weights[name] for name in share)
-    given = [name for name in share if share[name] == floor[name] + 1]
-    others = [name for name in share if share[name] == floor[name] and (floor[name] + 1) / weights[name] <= bound]
-    order = sorted([*given, *others], key=lambda name: hashlib.blake2b(f"{job} {name}".encode(), digest_size=8).digest())
-    return {**share, **{name: floor[name] for name in given}, **{name: floor[name] + 1 for name in order[: len(given)]}}
+def drawn(lanes: int, weights: Mapping[str, float], job: str) -> dict[str, float]:
+    """The weights as one job sees them that has fewer lanes than there are workers: those nearly as fast as the ones that it
+    needs count as equal, but for a key.
+
+    Else all such jobs would sit on the same workers, the fastest ones, and the others idle.
+    """
+    needed = sorted(weights.values(), reverse=True)[lanes - 1]
+    even = {name for name, weight in weights.items() if needed / NEARLY <= weight < 2 * needed}  # twice: worth two lanes
+    return {n: needed * (1 + _draw(f"{job} {n}") / 100) if n in even else weight for n, weight in weights.items()}
+
+
+def _draw(text: str) -> float:
+    """-1 to 1."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**63 - 1
 
 
 def best_load(lanes: int, fleet: Fleet) -> float:
@@ -121,7 +123,14 @@ def deal(
     lost = [lane for lane, owner in kept.items() if (owner, lane % groups) in refused]
     kept.update(dict.fromkeys(lost, ""))
     local = _local(fleet, group_nodes or {})
-    target = _targets(lanes, fleet, groups, job)
+    if lanes < len(fleet.weights):
+        # Most have none, and who has one is chosen anew whenever speeds wobble: only what is too much for its owner is moved.
+        _take_surplus(kept, _bearable(kept, best_load(lanes, fleet), fleet), groups, local)
+        chosen = replace(fleet, weights=drawn(lanes, fleet.weights, job) if job else fleet.weights, kept={})
+        _give_unowned(kept, chosen, quotas(lanes, chosen.weights), groups, local)
+        _relieve_lagging(kept, chosen, groups)
+        return kept
+    target = _targets(lanes, fleet, groups)
     best = _load(target, fleet) if refused else best_load(lanes, fleet)
     if not refused and _out_of_proportion(kept, lanes, fleet, best):
         _take_surplus(kept, target, groups, local)
@@ -178,15 +187,14 @@ class _Least(Generic[K]):
         return self._heap[0][1]
 
 
-def _targets(lanes: int, fleet: Fleet, groups: int, job: str) -> dict[str, int]:
+def _targets(lanes: int, fleet: Fleet, groups: int) -> dict[str, int]:
     """How many lanes each worker should hold: the quotas, or as near to them as those allow who are barred from some groups."""
     if not fleet.barred:
-        return quotas(lanes, fleet.weights, job)
+        return quotas(lanes, fleet.weights)
     share = dict.fromkeys(fleet.weights, 0)
-    spread = lanes >= len(share)
 
     def load(name: str) -> tuple[bool, float]:
-        return spread and share[name] > 0, (share[name] + 1) / fleet.weights[name]
+        return share[name] > 0, (share[name] + 1) / fleet.weights[name]
 
     closed = {group for _, group in fleet.barred}
     willing = {group: [name for name in share if (name, group) not in fleet.barred] for group in closed}
@@ -215,6 +223,13 @@ def _out_of_proportion(kept: Mapping[int, str], lanes: int, fleet: Fleet, best: 
     if lanes >= len(fleet.weights) and len(fleet.weights) - len(held) > free:
         return True  # somebody would have none
     return _load(held, fleet) > REBALANCE_AT * best
+
+
+def _bearable(kept: Mapping[int, str], best: float, fleet: Fleet) -> dict[str, int]:
+    """What each owner may keep: all, but for those with too much for their speed."""
+    held = Counter(owner for owner in kept.values() if owner in fleet.weights)
+    fair = {name: math.floor(best * fleet.weights[name] + 1e-9) for name in held}
+    return {n: count if count / fleet.weights[n] <= REBALANCE_AT * best else fair[n] for n, count in held.items()}
 
 
 def _take_surplus(kept: dict[int, str], target: Mapping[str, int], groups: int, local: set[tuple[str, int]]) -> None:
