@@ -165,9 +165,16 @@ class Producer:
         meta = self._meta(port, index, {"engine": begun, "augmented": augmented, "published": time.monotonic()})
         assert not result.reasons.any()
         return slot_format.seal(
-            slot, encode_meta(meta), index=index, token=self.order.token, dtype="uint8", layout="NHWC", shape=self.order.spec.shape(count),
-            pixel_bytes=self.pixel_bytes, on_device=device is not None,
-        )  # fmt: skip
+            slot,
+            encode_meta(meta),
+            index=index,
+            token=self.order.token,
+            dtype="uint8",
+            layout="NHWC",
+            shape=self.order.spec.shape(count),
+            pixel_bytes=self.pixel_bytes,
+            on_device=device is not None,
+        )
 
     def _made(self, port: OutPort, index: int, done: asyncio.Future[int]) -> None:
         self.tasks.discard(done)
@@ -185,10 +192,26 @@ class Producer:
         ids = np.arange(index * self.order.batch, (index + 1) * self.order.batch, dtype=np.int64)
         zeros = np.zeros(self.order.batch, np.uint8)
         return BatchMeta(
-            job=port.job, attempt=port.attempt, rank=port.rank, index=index, epoch=0, step=index, batch=index, lane=0,
-            token=self.order.token, worker=NAME, plan_hash="none", fingerprint=self.engine.fingerprint, sample_ids=ids, source_ids=ids,
-            status=zeros, reasons=zeros, keys=[""] * self.order.batch, labels=ids, milestones=milestones,
-        )  # fmt: skip
+            job=port.job,
+            attempt=port.attempt,
+            rank=port.rank,
+            index=index,
+            epoch=0,
+            step=index,
+            batch=index,
+            lane=0,
+            token=self.order.token,
+            worker=NAME,
+            plan_hash="none",
+            fingerprint=self.engine.fingerprint,
+            sample_ids=ids,
+            source_ids=ids,
+            status=zeros,
+            reasons=zeros,
+            keys=[""] * self.order.batch,
+            labels=ids,
+            milestones=milestones,
+        )
 
 
 async def serve(order: Order) -> None:

@@ -1,4 +1,4 @@
-"""The photos of the proof, 500x375 JPEGs: from a file that travelled with the wheels, else cut from photos that are installed."""
+"""The photos of the proof, JPEGs of 500x375: from a file that came with the wheels, else cut from photos that are installed."""
 
 from __future__ import annotations
 

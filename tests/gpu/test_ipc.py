@@ -77,10 +77,12 @@ def test_the_worker_is_killed(order: Order) -> None:
             for index, taken in enumerate(ready):
                 check(taken, index)
         else:
-            _until(lambda: ready[0].lost)
+            first = ready[0]
+            _until(lambda: first.lost)
             with pytest.raises(BatchReleased):
-                pixels_of(ready[0])
-        del ready
+                pixels_of(first)
+            del first
+        ready.clear()
         again = replace(order, token=2)
         with working(again):
             intake.update(again.table(session))

@@ -1,4 +1,4 @@
-"""Engines that write to a GPU: a device slot holds what a slot of the host does, whatever runs beside it, and nothing around it.
+"""Engines that write to a GPU: a slot there holds what one of the host does, whatever runs beside it, and nothing around it.
 
 The engine of numpy lanes runs anywhere; those of a GPU are skipped with the reason where there is none.
 """
