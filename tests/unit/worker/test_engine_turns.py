@@ -12,11 +12,17 @@ import pytest
 from prometheus_client import generate_latest
 
 from headrace.core.errors import GpuMemoryFull
+from headrace.testing import numpy_lane
+from headrace.testing.image_kinds import encode, photo
+from headrace.testing.numpy_lane import NumpyLanes
 from headrace.worker import make_batch
 from headrace.worker.engines.protocol import Out, RunResult, Sample, host_memory
 from headrace.worker.producer import Limits
+from headrace.worker.sources.protocol import ReadBatch, Reserve
 from headrace.worker.turns import GROW_AFTER, EngineTurns
-from tests.unit.test_producer import BATCH, SAMPLES, Engine, Port, Rig, running, until
+from tests.unit.test_producer import BATCH, SAMPLES, Engine, Port, Rig, Source, running, until
+
+PHOTOS = [encode(photo(80 + 7 * i, 60), "JPEG", quality=90) for i in range(7)]
 
 
 class GpuEngine(Engine):
@@ -175,3 +181,32 @@ def test_real_threads_meet_in_the_engine() -> None:
         thread.join(10)
     assert engine.most == 2
     assert time.monotonic() - started < 10
+
+
+class Photos(Source):
+    """A JPEG of its own for each id; every tenth is none."""
+
+    async def read(self, sample_ids: Sequence[int], reserve: Reserve | None = None) -> ReadBatch:
+        datas = [b"none" if i % 10 == 3 else PHOTOS[i % len(PHOTOS)] for i in sample_ids]
+        samples = [Sample(i, f"key{i}", data) for i, data in zip(sample_ids, datas, strict=True)]
+        return ReadBatch(samples, np.array(sample_ids, np.int64), [], 8, 1)
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+async def test_the_gpu_engine_makes_the_same_batches_several_at_once_and_where_memory_fails(failing: int) -> None:
+    made = {}
+    for at_once in (1, 3):
+        lanes = NumpyLanes(failing=failing if at_once == 3 else 0)
+        engine = numpy_lane.engine(2, lanes)
+        async with running(Rig(Limits(batches_in_flight=5, batches_at_once=at_once))) as rig:
+            work = await rig.session()
+            work.engine, work.source = engine.prepare(work.session.job.pipeline, work.session.job.seed), Photos()
+            port = Port(rig.producer, work, window=6)
+            rig.producer.opened(port)
+            await until(lambda port=port: len(port.metas) == SAMPLES // BATCH)  # type: ignore[misc]
+            assert not port.errors
+            assert counted(rig) == (failing if at_once == 3 else 0)
+        made[at_once] = {index: (port.pixels[index].tobytes(), port.metas[index].source_ids.tolist()) for index in port.metas}
+        engine.close()
+    assert made[1] == made[3]
+    assert len({pixels for pixels, _ in made[1].values()}) > 1

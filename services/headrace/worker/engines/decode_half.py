@@ -78,16 +78,15 @@ class DecodeHalf:
             taken = [row for row in np.flatnonzero(routes == route).tolist() if not rows.reasons[row]]
             datas = [with_known_jfif(probe.data, probe.header) for row in taken if (probe := rows.probes[row])]
             decoded = codec.decode(route, datas, stream, [cuts.get(row) for row in taken]) if taken else []
-            for row, image in zip(taken, decoded, strict=True):
-                if image is None:
-                    routes[row] += 1
-                else:
-                    images[row] = image
+            images |= {row: image for row, image in zip(taken, decoded, strict=True) if image is not None}
+            refused = [row for row in taken if row not in images]
+            routes[refused] += 1
+            if refused:
+                log.warning("decoder_refused", by=route.name.lower(), samples=len(refused), first=samples[refused[0]].key)
         decode_s = time.thread_time() - started
         refused = np.flatnonzero((routes == Route.HOST) & (planned != Route.HOST)).tolist()
         made, result = _join(hosted, host)
         if refused:
-            log.warning("decoder_refused", samples=len(refused), first=samples[refused[0]].key, instead="the cpu engine")
             more, again = self._make(rows, keys, refused)
             made |= dict(zip(refused, more, strict=True))
             result = RunResult(result.reasons, result.decode_s + again.decode_s, result.augment_s + again.augment_s)
