@@ -33,6 +33,7 @@ h3{margin:0;font-size:14px} .what{margin:1px 0 6px;color:#666;font-size:11px;lin
 .numbers{display:flex;flex-wrap:wrap;justify-content:center;gap:10px 34px;padding-top:6px}
 .number{text-align:center} .number b{display:block;font-size:40px;line-height:1.1} .number span{color:#444}
 .name{font-size:20px;font-weight:600;line-height:1.3;margin:6px 4px;width:100%}
+.name:not(:only-child){font-size:15px;margin:0 4px}
 table{width:100%;border-spacing:0 3px} td{white-space:nowrap;padding:0 8px 0 0} td.bar{width:80%;background:#eceeef;padding:0}
 td.bar+td{padding:0 0 0 8px;text-align:right} td.bar i{display:block;height:15px}
 svg{display:block} svg text{font-size:11px;fill:#555} .grid{stroke:#e6e8ea}
