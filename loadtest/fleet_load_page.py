@@ -79,8 +79,8 @@ def _latency(rows: list[Row]) -> list[str]:
         "",
         "p50 / p90 / p99 in ms. *pass*: mean time of a look at the fleet and all jobs, due every second. *in*: until all",
         "workers had registered, and until all ranks then had joined and had a table without a gap, s. *moved*: from the last",
-        "sign of one worker in a hundred (twenty, of 100) until half of the ranks, and all, had a table without them, s; a worker",
-        "is dead after 3.75 heartbeats or less often told (`--worker-ttl-s`).",
+        "sign of one worker in a hundred (twenty, of 100) until half of the ranks, and all, had a table without them,",
+        "s; a worker is dead after 3.75 heartbeats or less often told (`--worker-ttl-s`).",
         "",
         *_table(rows, [
             ("heartbeat", lambda r: _ms(r["heartbeats"])),
@@ -101,8 +101,8 @@ def _memory(rows: list[Row]) -> list[str]:
     return [
         "## Memory and network",
         "",
-        "Resident MiB. *table*: what one rank is sent when a lane moves. *holding*: workers that hold a lane, and the most that",
-        "one holds. A job has at most 6144 lanes, and workers beyond that idle.",
+        "Resident MiB. *table*: what one rank is sent when a lane moves. *holding*: workers that hold a lane, and the most",
+        "that one holds. A job has at most 6144 lanes, and workers beyond that idle.",
         "",
         *_table(rows, [
             ("coordinator", lambda r: f"{r['coordinator_mib']:.0f}"),
