@@ -19,6 +19,7 @@ import pytest
 
 from headrace.cli.checks import limits, sharing
 from headrace.cli.checks.finding import Finding, for_role
+from headrace.telemetry.socket_trust import VARIABLE
 from headrace.worker.unix_socket import BoundSocket
 from tests.fake_nvml.driver import GIB, FakeDriver, FakeGpu, compiled
 
@@ -266,7 +267,7 @@ def test_another_user_is_told_whose_the_directory_is_and_what_to_put_in_the_pod(
         assert f"user 0, group {GROUP}, mode 2750" in worker["found"]
         assert f"User {STRANGER} with groups {STRANGER} may make no socket there" in worker["advice"]
         assert "runAsUser" in worker["advice"]
-        assert trainer["found"] == "permission denied (EACCES)"
+        assert (trainer["state"], trainer["found"]) == ("note", "permission denied (EACCES)")
         assert f"user {STRANGER} with groups {STRANGER} may not enter {sockets}" in trainer["advice"].lower().replace(
             "user", "user"
         )
@@ -288,6 +289,25 @@ def test_another_user_below_a_directory_that_he_may_not_enter(sockets: Path) -> 
     assert f"may not enter {sockets}" in finding["advice"]
     (missing,) = as_another(Path("/proc/1/none/sockets"))
     assert missing["state"] == "bad"
+
+
+@needs_root
+def test_a_trainer_that_would_not_believe_the_worker_is_told_whom_to_name(sockets: Path) -> None:
+    os.chown(sockets, STRANGER, -1)
+    bound = BoundSocket(sockets / "w.sock", mode=0o600)
+    try:
+        worker, trainer = sharing.sockets(str(sockets), "")
+    finally:
+        bound.close()
+    assert (worker.state, trainer.state) == ("bad", "note")
+    assert f"belongs to user {STRANGER}" in trainer.advice
+    assert VARIABLE in trainer.advice
+
+
+def test_a_list_of_owners_that_is_none(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "me,you")
+    (finding,) = sharing.sockets(str(sockets), "")
+    assert (finding.name, finding.state) == (VARIABLE, "bad")
 
 
 def test_the_table_is_for_people() -> None:
