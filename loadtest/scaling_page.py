@@ -101,14 +101,17 @@ def _plot(found: dict[str, Any], path: Path) -> None:
     for n, rates in zip(workers, found["speed"].values(), strict=True):
         speed.plot([n] * len(rates), rates, ".", color="#888888", markersize=3)
     speed.set(title="images/s by workers\n(dotted: in proportion)", xticks=workers, ylim=(0, None))
-    left = [0.0] * len(found["overhead"])
+    totals = [statistics.median(row["all"] for row in rows) for rows in found["overhead"].values()]
+    left = [0.0] * len(totals)
     for part, colour in zip(PROCESSES, COLOURS, strict=True):
-        values = [statistics.median(row[part] for row in rows) for rows in found["overhead"].values()]
-        overhead.barh(range(len(values)), values, left=left, color=colour, label=part)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    overhead.set_yticks(range(len(left)), [LABELS[name].replace(", ", ",\n") for name in found["overhead"]])
-    overhead.set(title="CPU, us a batch, engine null", xscale="symlog")
-    overhead.legend(frameon=False, fontsize=7)
+        medians = [statistics.median(row[part] for row in rows) for rows in found["overhead"].values()]
+        shares = [100 * value / total for value, total in zip(medians, totals, strict=True)]
+        overhead.barh(range(len(shares)), shares, left=left, color=colour, label=part)
+        left = [before + share for before, share in zip(left, shares, strict=True)]
+    names = [f"{LABELS[name]}:\n{total:,.0f} us" for name, total in zip(found["overhead"], totals, strict=True)]
+    overhead.set_yticks(range(len(names)), [name.replace(", ", ",\n") for name in names], fontsize=8)
+    overhead.set(title="CPU of a batch, engine null, in %", xlim=(0, 100))
+    overhead.legend(frameon=False, fontsize=7, ncols=5, loc="upper center", bbox_to_anchor=(0.4, -0.08), columnspacing=0.8)
     rows = {**found["first"], **found["resume"]}
     for place, values in enumerate(rows.values()):
         times.plot(values, [place] * len(values), ".", color=COLOURS[1])

@@ -78,9 +78,10 @@ class Progress:
 
     def wait_begins(self, now_s: float) -> None:
         """The trainer is blocked in next() from now on."""
-        if self._first_ask_s is None:
-            self._first_ask_s = now_s
-        self._waiting_since_s = now_s
+        with self._lock:  # or a snapshot could see the wait and not its beginning
+            if self._first_ask_s is None:
+                self._first_ask_s = now_s
+            self._waiting_since_s = now_s
 
     def wait_ends(self, now_s: float) -> None:
         """The trainer is not blocked any more, and got no batch."""

@@ -1,4 +1,4 @@
-"""Keeps what was read last of each thing, and nothing older. Pure."""
+"""Keeps what was read last of each thing, and nothing older. Pure; for one thread, the event loop of a coordinator."""
 
 from __future__ import annotations
 
