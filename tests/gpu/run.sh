@@ -2,7 +2,7 @@
 # run.sh: prove the GPU path on a machine with one NVIDIA GPU and no network, in under 8 minutes; docs/gpu.md.
 #   --wheels DIR   where `wheels.py fetch` put the wheels (default: tests/gpu/wheels); pieces may lie in folders of it
 #   --out DIR      for gpu_report.json, gpu_report.md, logs and the environment (default: gpu-out)
-#   --system       let the environment see the machine's own Python packages: fewer wheels are needed
+#   --system       beside the machine's own Python packages, not in an environment without them: fewer wheels are needed
 #   --here         use the Python at hand (PYTHON, else .venv, else python3) with what it has; no wheels
 #   --quick        the smallest sizes, to try the script
 # Exit status: 0 all ran and passed; 1 something failed; 2 nothing failed, but there is no GPU; 3 there is one, but not all ran.
@@ -15,7 +15,7 @@ while [ $# -gt 0 ]; do
     --wheels) wheels=$2; shift ;;
     --out) out=$2; shift ;;
     --here) here=1 ;;
-    --system) system=--system-site-packages ;;
+    --system) system=1 ;;
     --quick) quick=--quick ;;
     *) sed -n '2,9p' "$0" >&2; exit 64 ;;
   esac
@@ -40,14 +40,21 @@ lacking=$out/lacking.json
 echo '{}' >"$lacking"
 if [ -z "$here" ]; then
   "$python" "$root/tests/gpu/wheels.py" join "$wheels" --into "$out/wheels" >"$out/joined.json"
-  "$python" -m venv --clear $system "$out/venv" >"$out/venv.log" 2>&1 \
-    || { cat "$out/venv.log" >&2; echo "run.sh: no venv could be made; on Debian: apt-get install python3-venv" >&2; exit 64; }
-  python=$out/venv/bin/python
-  # A set that did not come whole is left out; the report says so.
-  "$python" "$root/tests/gpu/install.py" "$out/joined.json" "$out/wheels" "$lacking"
+  if [ -n "$system" ]; then
+    site=$out/site
+    rm -rf "$site"
+    "$python" "$root/tests/gpu/install.py" "$out/joined.json" "$out/wheels" "$lacking" "$site"
+    PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
+  else
+    "$python" -m venv --clear "$out/venv" >"$out/venv.log" 2>&1 \
+      || { cat "$out/venv.log" >&2; echo "run.sh: no venv can be made: take --system, or apt-get install python3-venv" >&2; exit 64; }
+    python=$out/venv/bin/python
+    # A set that did not come whole is left out; the report says so.
+    "$python" "$root/tests/gpu/install.py" "$out/joined.json" "$out/wheels" "$lacking"
+  fi
   if [ -f "$out/wheels/photos.npz" ]; then HEADRACE_GPU_PHOTOS=$out/wheels/photos.npz; export HEADRACE_GPU_PHOTOS; fi
-  core=libheadrace_native.so.1
-  if [ -f "$out/wheels/$core" ]; then cp "$out/wheels/$core" "$root/services/headrace/worker/engines/$core"; fi
+  core=libheadrace_native.so.1 engines=$root/services/headrace/worker/engines
+  if [ -f "$out/wheels/$core" ] && [ ! -f "$engines/$core" ]; then cp "$out/wheels/$core" "$engines/$core"; fi
 fi
 cd "$root"
 PYTHONPATH="$root/services:$root${PYTHONPATH:+:$PYTHONPATH}"

@@ -158,15 +158,15 @@ def plan(manifest: dict[str, Any]) -> str:
 def join(source: Path, into: Path) -> dict[str, Any]:
     """Put whole files into a folder.
 
-    Returns {"whole": [name], "lacking": {set: [piece that did not come, or is damaged]}, "sets": as in the manifest}.
+    Returns {"whole": {set: [name]}, "lacking": {set: [piece that did not come, or is damaged]}, "sets": as in the manifest}.
     """
     manifests = sorted(source.rglob(MANIFEST))
     if not manifests:
-        return {"whole": [], "lacking": {"base": [f"no {MANIFEST} below {source}"]}, "sets": {}}
+        return {"whole": {}, "lacking": {"base": [f"no {MANIFEST} below {source}"]}, "sets": {}}
     manifest = json.loads(manifests[-1].read_text())
     there = {path.name: path for path in sorted(source.rglob("*")) if path.is_file()}
     into.mkdir(parents=True, exist_ok=True)
-    whole, lacking = [], dict[str, list[str]]()
+    whole, lacking = dict[str, list[str]](), dict[str, list[str]]()
     for entry in manifest["files"]:
         missing = [trouble for part in entry["parts"] if (trouble := _trouble(part, there))]
         if missing:
@@ -175,7 +175,7 @@ def join(source: Path, into: Path) -> dict[str, Any]:
         with (into / entry["name"]).open("wb") as target:
             for part in entry["parts"]:
                 target.write(there[part["file"]].read_bytes())
-        whole.append(entry["name"])
+        whole.setdefault(entry["set"], []).append(entry["name"])
     return {"whole": whole, "lacking": lacking, "sets": manifest["sets"]}
 
 
