@@ -20,7 +20,10 @@ def draw(trials: Sequence[Trial], path: Path) -> None:
     from matplotlib.patches import Patch
 
     works = [work for work in WORKS if any(trial.work == work.name for trial in trials)]
-    figure, panels = pyplot.subplots(len(works), 2, figsize=(13, 1 + 4 * len(works)), squeeze=False, layout="constrained")
+    bars = [len({trial.contestant for trial in trials if trial.work == work.name}) for work in works]
+    size = (13, 1 + 0.3 * sum(bars) + 1.1 * len(works))
+    shape = {"squeeze": False, "layout": "constrained", "height_ratios": [count + 2 for count in bars]}
+    figure, panels = pyplot.subplots(len(works), 2, figsize=size, **shape)
     for work, row in zip(works, panels, strict=True):
         for panel, (number, label) in zip(row, (("rate", "images/s"), ("cpu", "CPU s per 1,000 images")), strict=True):
             _bars(panel, trials, work.name, number)
@@ -49,4 +52,4 @@ def _bars(panel, trials: Sequence[Trial], work: str, number: str) -> None:  # ty
     )
     panel.bar_label(bars, [f"{value:.0f}" if number == "rate" else f"{value:.2f}" for value in medians], padding=6, fontsize=8)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.margins(x=0.12)
+    panel.margins(x=0.2)

@@ -15,7 +15,7 @@ from consumer import main, photo_paths
 
 STORE_BYTES = 2 << 30
 PART = 128  # rows a call of the transform
-EPOCHS = 50  # as many as no measurement takes: Ray's iterator ends with its data set
+SPARE = 8192  # images beyond those that are measured: Ray's iterator ends with its data set, and lists it all at first
 
 
 def batches(task):
@@ -31,7 +31,11 @@ def batches(task):
                 return {"pixels": np.stack(made)}
 
             rng = np.random.default_rng()
-            paths = [path for _ in range(EPOCHS) for path in rng.permutation(photo_paths(task)).tolist()]
+            paths = [
+                path
+                for _ in range(-(-(task.images + SPARE) // task.photos))
+                for path in rng.permutation(photo_paths(task)).tolist()
+            ]
             data = ray.data.read_binary_files(paths, override_num_blocks=-(-len(paths) // 512), shuffle=None)
             data = data.map_batches(make, batch_size=PART)
             for batch in data.iter_batches(batch_size=task.batch, batch_format="numpy", drop_last=True):
