@@ -423,6 +423,7 @@ def test_admin_api_and_metrics(cluster: Cluster, dataset: str) -> None:
     assert get(admin, "/api")["/api/workers"] == "All workers that live or died a short time ago."
     text = get(admin, "/metrics")
     assert 'headrace_rank_wait_seconds_total{cause="decode",job="job",rank="1"} 1.5' in text
+    assert 'headrace_batches_fenced_total{job="job"} 5.0' in text
     assert "headrace_workers_live 1.0" in text
     until(
         lambda: 'headrace_bad_samples_total{job="job",reason="corrupt"} 1.0' in get(admin, "/metrics"),
