@@ -164,7 +164,7 @@ class Rank(Member):
             answer = await self.call("JoinSession", request)
             if answer is not None and answer.HasField("session"):
                 break
-            request.id.attempt = answer.attempt if answer is not None else 0
+            request.id.attempt = answer.attempt if answer is not None else request.id.attempt
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, JOIN_LONGEST_S)
         self._id.attempt = answer.attempt

@@ -17,9 +17,10 @@ from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.shared import Shared
 from headrace.coordinator.store_memory import MemoryStore
+from headrace.core.errors import StateMismatch
 from headrace.core.events import JobState, Join, Joined, Open, Rules
 from headrace.core.fleet import Fleet, Roster, fleet_for
-from headrace.core.job import Endpoint, JobSpec
+from headrace.core.job import Endpoint, JobSpec, StreamState
 from headrace.core.lease import NEARLY, best_load, deal
 from headrace.core.records import LaneRecord, WorkerRecord
 
@@ -230,36 +231,52 @@ def world() -> tuple[CountingStore, Ledger, list[int]]:
     return store, Ledger(store, Rules(), Instruments(CollectorRegistry()), lambda: now_us[0]), now_us
 
 
-async def test_a_claim_that_is_repeated_reads_nothing_and_one_that_runs_down_its_own_record(
+async def test_a_claim_reads_its_own_record_and_one_that_is_repeated_nothing(
     world: tuple[CountingStore, Ledger, list[int]],
 ) -> None:
     store, ledger, now_us = world
-    state = await forming(ledger, WORLD - 1)
+    state = await forming(ledger, WORLD - 2)
     store.read = 0
-    told = await ledger.claim_again("job", claim(0, 1), state)
-    assert told == Joined(1, None, (WORLD - 1,))
+    told = await ledger.claim("job", claim(0, 1), state)
+    assert told == Joined(1, None, (WORLD - 2, WORLD - 1))
     assert store.read == 0
+    told = await ledger.claim("job", claim(WORLD - 2, 0), state)  # its first: attempt 0 is whichever is being formed
+    assert told == Joined(1, None, (WORLD - 1,))
+    assert store.read == 2  # job, session
     now_us[0] += 4_000_000  # of 5 s
-    told = await ledger.claim_again("job", claim(0, 1), state)
+    store.read = 0
+    told = await ledger.claim("job", claim(0, 1), state)
     assert told is not None
-    assert WORLD - 1 in told.awaited
-    assert store.read == 3  # job, session, own record
+    assert store.read == 3  # and its own record
     now_us[0] += 2_000_000
     outcome = await ledger.update("job", claim(WORLD - 1, 1))
     lapsed = next(effect for effect in outcome.effects if isinstance(effect, Joined))
-    assert 0 not in lapsed.awaited  # it was renewed
-    assert lapsed.awaited == tuple(range(1, WORLD - 1))
+    assert lapsed.awaited == tuple(range(1, WORLD - 1))  # 0 was renewed
 
 
-async def test_who_has_no_claim_and_who_waits_for_nobody_go_the_long_way(
+async def test_what_changes_more_than_a_claim_is_decided_by_all_records(world: tuple[CountingStore, Ledger, list[int]]) -> None:
+    _, ledger, now_us = world
+    state = await forming(ledger, WORLD - 1)
+    assert await ledger.claim("job", claim(WORLD - 1, 1), state) is None  # it forms the session
+    assert await ledger.claim("job", replace(claim(0, 1), nonce="another"), state) is None  # refused
+    assert await ledger.claim("job", claim(0, 1), None) is None  # this replica has yet to see it
+    assert await ledger.claim("job", claim(0, 2), state) is None  # another attempt
+    whole = await forming(ledger, WORLD)
+    told = await ledger.claim("job", claim(0, 1), whole)
+    assert told is not None
+    assert told.session is not None
+    now_us[0] += 10_000_000
+    assert await ledger.claim("job", replace(claim(0, 0), nonce="next"), whole) is None  # all are gone: a new attempt
+
+
+async def test_ranks_that_disagree_are_told_so_although_the_snapshot_knows_all_claims(
     world: tuple[CountingStore, Ledger, list[int]],
 ) -> None:
     _, ledger, _ = world
-    state = await forming(ledger, WORLD - 1)
-    assert await ledger.claim_again("job", claim(WORLD - 1, 1), state) is None
-    assert await ledger.claim_again("job", replace(claim(0, 1), nonce="another"), state) is None
-    assert await ledger.claim_again("job", claim(0, 1), None) is None  # this replica has yet to see it: who is awaited?
-    whole = await forming(ledger, WORLD)
-    told = await ledger.claim_again("job", claim(0, 1), whole)
-    assert told is not None
-    assert told.session is not None
+    await ledger.update("job", Open(SPEC, 2))
+    odd = [replace(claim(rank, 1), world=2, state=StreamState(0, 0, rank, 2)) for rank in range(2)]
+    state = (await ledger.update("job", odd[0])).state
+    assert await ledger.claim("job", odd[1], state) is None
+    with pytest.raises(StateMismatch):
+        await ledger.update("job", odd[1])
+    assert await ledger.claim("job", odd[0], replace(state, ranks={**state.ranks, 1: state.ranks[0]})) is None

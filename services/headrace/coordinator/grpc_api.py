@@ -125,7 +125,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     async def _join(self, request: pb.JoinSessionRequest, context: Context) -> pb.JoinSessionResponse:
         event = replace(requests.join_of(request), tokens=self._access.job_tokens(context, request.id.job))
         name = request.id.job
-        joined = await self._ledger.claim_again(name, event, self._board.job(name)) if event.attempt else None
+        joined = await self._ledger.claim(name, event, self._board.job(name))
         if joined is None:
             effects = (await self._ledger.update(name, event)).effects
             joined = next(effect for effect in effects if isinstance(effect, Joined))

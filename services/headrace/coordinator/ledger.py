@@ -49,7 +49,6 @@ from headrace.core.events import (
 )
 from headrace.core.fleet import Roster
 from headrace.core.job import NAME_PATTERN
-from headrace.core.join import awaited
 from headrace.core.lease import beat
 from headrace.core.records import LaneRecord, WorkerRecord, not_from_the_future
 from headrace.core.session_state import NEEDS, apply
@@ -112,6 +111,8 @@ class Ledger:
         self._unreadable: dict[str, int] = {}
         self._clock_us = clock_us
         self._clock_offset_us = 0
+        self._answered_us = 0
+        self._stall_us = 0
         self._fleets: Shared[None, Fleet] = Shared(lambda _: self._load_fleet(), asyncio.Lock())
         self.on_change: Callable[[str], None] = lambda _: None
 
@@ -161,36 +162,39 @@ class Ledger:
             self._lanes[job] = table, lanes
         return lanes
 
-    async def claim_again(self, job: str, event: Join, snapshot: JobState | None) -> Joined | None:
-        """The answer to a claim that is recorded already; None where that cannot be told: it then goes the long way.
+    async def claim(self, job: str, event: Join, snapshot: JobState | None) -> Joined | None:
+        """The answer to a claim, where it can be had without reading all ranks; None where not: it then goes the long way.
 
-        Claims are repeated until all ranks have come, and each of a thousand would read all the others' each time. So what
-        the snapshot says is told as it is (not older than half a claim's life, for then it must be renewed), and a renewal
-        reads and writes this rank's record alone: that all have come is then seen by the next tick.
+        A thousand ranks that join would each read the others, at each poll. So what the snapshot says of a claim that is
+        recorded is told as it is (not older than half a claim's life, for then it must be renewed); and a claim is recorded or
+        renewed by this rank's own record, the others' being those of the snapshot. What changes more than that record is not
+        decided here.
         """
+        if snapshot is None or snapshot.job is None or snapshot.session is None:
+            return None
+        event = replace(event, slot_bytes=job_slot_bytes(snapshot.job.spec))
         try:
-            if snapshot is not None and _holds_claim(snapshot, event):
-                assert snapshot.job is not None
-                known = replace(event, slot_bytes=job_slot_bytes(snapshot.job.spec))
-                new, effects = apply(snapshot, known, self.now_us(), self.rules)
+            if _holds_claim(snapshot, event):
+                new, effects = apply(snapshot, event, self.now_us(), self.rules)
                 if new is snapshot and (joined := _joined(effects)) is not None:
                     return joined
             loaded = await self._load(tables_of(job, frozenset({"rank"}), event.rank))
             state = decode(job, loaded, {})
-            if not _holds_claim(state, event) or event.world < 2:
-                return None
+            others = {rank: record for rank, record in snapshot.ranks.items() if rank != event.rank}
+            state = replace(state, ranks={**others, **state.ranks})
             new, effects = apply(state, event, loaded.now_us, self.rules)
         except HeadraceError:
             return None
-        writes, changed = differences(state, new)
         joined = _joined(effects)
-        if joined is None or changed or (writes and not await self._commit(job, loaded, writes, changed)):
+        if joined is None or new.session is not state.session or new.job is not state.job:
             return None
-        if joined.session is not None:
-            return joined
-        # Where nobody is awaited any more, all are looked at: they form the session, or do not agree.
-        missing = awaited(snapshot, event.attempt, loaded.now_us)
-        return replace(joined, awaited=missing) if missing else None
+        writes, changed = differences(state, new)
+        if writes and not await self._commit(job, loaded, writes, changed):
+            self._instruments.conflict()
+            return None
+        if changed:
+            self.on_change(job)
+        return joined
 
     async def _short_way(self, job: str, event: Progress) -> Outcome | None:
         """Write a report on top of the last one; None where that cannot be done, for whatever reason."""
@@ -232,6 +236,14 @@ class Ledger:
     def now_us(self) -> int:
         """The store's clock, as of the last load and carried on by ours."""
         return self._clock_us() + self._clock_offset_us
+
+    def longest_stall_us(self) -> int:
+        """How long the store was asked and answered nothing, at most, since this was called last; by our own clock.
+
+        As it seems from here: a pause of this process looks the same. A call that takes long by itself is no stall.
+        """
+        stall_us, self._stall_us = self._stall_us, 0
+        return stall_us
 
     async def _commit(
         self, job: str, loaded: Loaded, writes: Mapping[Key, bytes | None], changed: bool, ranks: Iterable[int] = ()
@@ -350,9 +362,13 @@ class Ledger:
             await self._timed(self.store.commit({}, {Key(WORKERS, name): None for name in gone}))
 
     async def _timed(self, call: Awaitable[T]) -> T:
-        begun = time.perf_counter()
+        begun, begun_us = time.perf_counter(), self._clock_us()
         try:
-            return await call
+            answer = await call
+            now_us = self._clock_us()
+            self._stall_us = max(self._stall_us, now_us - max(begun_us, self._answered_us))
+            self._answered_us = now_us
+            return answer
         except StoreUnavailable:
             self._instruments.store_failed("unavailable")
             raise
@@ -364,7 +380,8 @@ def _holds_claim(state: JobState, event: Join) -> bool:
     holder = state.ranks.get(event.rank)
     if state.job is None or state.session is None or holder is None or holder.left:
         return False
-    return holder.attempt == state.session.attempt == event.attempt and holder.nonce == event.nonce
+    newest = state.session.attempt
+    return holder.attempt == newest and event.attempt in (0, newest) and holder.nonce == event.nonce
 
 
 def _joined(effects: Sequence[Effect]) -> Joined | None:

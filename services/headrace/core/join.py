@@ -177,7 +177,8 @@ def form(state: JobState, now_us: int, rules: Rules, slot_bytes: int) -> tuple[J
     assert session is not None
     claims = {rank: r for rank, r in state.members.items() if r.alive(now_us)}
     if len(claims) < session.world:
-        return state, (Joined(session.attempt, None, awaited(state, session.attempt, now_us)),)
+        missing = (rank for rank in range(session.world) if rank not in claims)
+        return state, (Joined(session.attempt, None, tuple(islice(missing, AWAITED_SHOWN))),)
     points = {rank: None if r.state is None else resume_point(job.spec, r.state) for rank, r in claims.items()}
     if len(set(points.values())) > 1:
         return state, (Refuse(_odd_ones(state.name, session.attempt, points)),)
@@ -190,19 +191,6 @@ def form(state: JobState, now_us: int, rules: Rules, slot_bytes: int) -> tuple[J
     formed = replace(session, formed=True, epoch=epoch, first=first, window=size)
     note = Note("session_formed", (("attempt", session.attempt), ("world", session.world), ("epoch", epoch), ("first", first)))
     return replace(state, session=formed), (Joined(session.attempt, formed.session(job)), *notes, note)
-
-
-def awaited(state: JobState | None, attempt: int, now_us: int) -> tuple[int, ...]:
-    """The first ranks of an attempt that is being formed whose claims do not live."""
-    if state is None or state.session is None or state.session.attempt != attempt:
-        return ()
-    ranks = state.ranks
-    missing = (r for r in range(state.session.world) if r not in ranks or not _claims(ranks[r], attempt, now_us))
-    return tuple(islice(missing, AWAITED_SHOWN))
-
-
-def _claims(rank: RankRecord, attempt: int, now_us: int) -> bool:
-    return rank.attempt == attempt and rank.alive(now_us)
 
 
 def pin(state: JobState, now_us: int) -> tuple[JobState, Sequence[Effect]]:
