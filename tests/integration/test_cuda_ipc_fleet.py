@@ -17,7 +17,7 @@ from headrace.testing.cluster import Cluster
 from headrace.testing.demo_dataset import make_demo_dataset
 from headrace.testing.job_run import RankFailed, RunResult, StepEvent, run_job
 
-SAMPLES, BATCH, DEADLINE_S = 400, 16, 90.0
+SAMPLES, BATCH, DEADLINE_S = 408, 16, 90.0
 MEMFD = {"worker_module": "headrace.testing.memfd_worker"}
 
 pytestmark = pytest.mark.timeout(200)
