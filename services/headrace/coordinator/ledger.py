@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeVar
 
 import structlog
@@ -49,8 +50,9 @@ from headrace.core.events import (
 )
 from headrace.core.fleet import Roster
 from headrace.core.job import NAME_PATTERN
+from headrace.core.join import AWAITED_SHOWN
 from headrace.core.lease import beat
-from headrace.core.records import LaneRecord, WorkerRecord, not_from_the_future
+from headrace.core.records import LaneRecord, RankRecord, WorkerRecord, not_from_the_future
 from headrace.core.session_state import NEEDS, apply
 from headrace.wire.slot_format import job_slot_bytes
 
@@ -60,6 +62,7 @@ WORKERS = Table("fleet", "workers")
 JOBS = Table("fleet", "jobs")
 _ATTEMPTS = 20
 _MAX_REMEMBERED = 10_000
+_MENDED_A_LOOK = 100
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 
@@ -108,6 +111,7 @@ class Ledger:
         self._last_reports: dict[tuple[str, int], Loaded] = {}
         self._last_beats: dict[str, Stored] = {}
         self._lanes: dict[str, tuple[Mapping[str, Stored], Mapping[int, LaneRecord]]] = {}
+        self._missing_in: tuple[JobState | None, tuple[int, ...]] = (None, ())
         self._unreadable: dict[str, int] = {}
         self._clock_us = clock_us
         self._clock_offset_us = 0
@@ -173,19 +177,22 @@ class Ledger:
         if snapshot is None or snapshot.job is None or snapshot.session is None:
             return None
         event = replace(event, slot_bytes=job_slot_bytes(snapshot.job.spec))
+        missing = self._missing(snapshot)
         try:
             if _holds_claim(snapshot, event):
-                new, effects = apply(snapshot, event, self.now_us(), self.rules)
-                if new is snapshot and (joined := _joined(effects)) is not None:
+                alone = replace(snapshot, ranks={event.rank: snapshot.ranks[event.rank]})
+                new, effects = apply(alone, event, self.now_us(), self.rules)
+                if new is alone and (joined := _joined(effects, missing)) is not None:
                     return joined
             loaded = await self._load(tables_of(job, frozenset({"rank"}), event.rank))
             state = decode(job, loaded, {})
-            others = {rank: record for rank, record in snapshot.ranks.items() if rank != event.rank}
-            state = replace(state, ranks={**others, **state.ranks})
+            if not _holds_claim(state, event):  # its first claim: whether it begins an attempt depends on the others
+                others = {rank: record for rank, record in snapshot.ranks.items() if rank != event.rank}
+                state = replace(state, ranks={**others, **state.ranks})
             new, effects = apply(state, event, loaded.now_us, self.rules)
         except HeadraceError:
             return None
-        joined = _joined(effects)
+        joined = _joined(effects, tuple(rank for rank in missing if rank != event.rank))
         if joined is None or new.session is not state.session or new.job is not state.job:
             return None
         writes, changed = differences(state, new)
@@ -195,6 +202,17 @@ class Ledger:
         if changed:
             self.on_change(job)
         return joined
+
+    def _missing(self, snapshot: JobState) -> tuple[int, ...]:
+        """Ranks that have not come, by a snapshot with a session; worked out once for all who ask."""
+        known, missing = self._missing_in
+        if known is not snapshot:
+            assert snapshot.session is not None
+            now_us, attempt, ranks = self.now_us(), snapshot.session.attempt, snapshot.ranks
+            gaps = (r for r in range(snapshot.session.world) if not _lives(ranks.get(r), attempt, now_us))
+            missing = tuple(islice(gaps, AWAITED_SHOWN))
+            self._missing_in = snapshot, missing
+        return missing
 
     async def _short_way(self, job: str, event: Progress) -> Outcome | None:
         """Write a report on top of the last one; None where that cannot be done, for whatever reason."""
@@ -293,11 +311,22 @@ class Ledger:
         guarded = {key: stamp_of(loaded, key) for key in (*named, *keys) if key.table.kind != "bad"}
         if not await self._timed(self.store.commit(guarded, dict.fromkeys(keys), job)):
             return False
-        self._lanes.pop(job, None)
+        self.forget(job)
         # Should somebody open it again right now, it is named anew by the next call for it.
         await self._timed(self.store.commit({}, {Key(JOBS, job): None}))
         log.info("job_forgotten", job=job)
         return True
+
+    def forget(self, job: str) -> None:
+        """Let go of what is remembered of a job that is no more, whoever removed it."""
+        self._lanes.pop(job, None)
+        for key in [key for key in self._last_reports if key[0] == job]:
+            del self._last_reports[key]
+        self.store.forget(f"job:{job}")
+
+    async def end(self) -> None:
+        """End looks at the fleet that nobody waits for any more."""
+        await self._fleets.end()
 
     # --- fleet --------------------------------------------------------------------------------------------------------
 
@@ -310,13 +339,17 @@ class Ledger:
 
     async def _load_fleet(self) -> Fleet:
         loaded = await self._load({WORKERS: None, JOBS: None})
-        workers = dict[str, WorkerRecord]()
+        workers, mended = dict[str, WorkerRecord](), dict[str, int]()
         for name, record in loaded.tables[WORKERS].items():
             if (worker := self._worker(name, record)) is not None:
                 workers[name] = not_from_the_future(worker, loaded.now_us, self.rules.worker_ttl_us)
-                if workers[name] is not worker:  # the store's clock was put back; a heartbeat that came since goes before
-                    key = Key(WORKERS, name)
-                    await self._timed(self.store.commit({key: record.stamp}, {key: records.encode(workers[name])}))
+                if workers[name] is not worker:
+                    mended[name] = record.stamp
+        # The store's clock was put back. A heartbeat that came since goes before: who lives needs no mending, and everybody
+        # waits for this, so that it is done bit by bit.
+        for name, stamp in islice(mended.items(), _MENDED_A_LOOK):
+            key = Key(WORKERS, name)
+            await self._timed(self.store.commit({key: stamp}, {key: records.encode(workers[name])}))
         jobs = frozenset(name for name in loaded.tables[JOBS] if NAME_PATTERN.fullmatch(name))
         self._indexed &= jobs
         return Fleet(loaded.now_us, Roster(workers), jobs)
@@ -376,6 +409,10 @@ class Ledger:
             self._instruments.store_took(time.perf_counter() - begun)
 
 
+def _lives(record: RankRecord | None, attempt: int, now_us: int) -> bool:
+    return record is not None and record.attempt == attempt and record.alive(now_us)
+
+
 def _holds_claim(state: JobState, event: Join) -> bool:
     holder = state.ranks.get(event.rank)
     if state.job is None or state.session is None or holder is None or holder.left:
@@ -384,6 +421,11 @@ def _holds_claim(state: JobState, event: Join) -> bool:
     return holder.attempt == newest and event.attempt in (0, newest) and holder.nonce == event.nonce
 
 
-def _joined(effects: Sequence[Effect]) -> Joined | None:
-    """The answer, unless there is a refusal beside it."""
-    return None if any(isinstance(e, Refuse) for e in effects) else next((e for e in effects if isinstance(e, Joined)), None)
+def _joined(effects: Sequence[Effect], missing: tuple[int, ...]) -> Joined | None:
+    """The answer; None where there is a refusal beside it, or where nobody is missing: then all records decide."""
+    joined = next((effect for effect in effects if isinstance(effect, Joined)), None)
+    if joined is None or any(isinstance(effect, Refuse) for effect in effects):
+        return None
+    if joined.session is not None:
+        return joined
+    return replace(joined, awaited=missing) if missing else None
