@@ -105,8 +105,8 @@ def _compare_and_set_ignored(old: Any) -> Any:
 def _lanes_never_move(old: Any) -> Any:
     """A lane stays with its first owner, whatever became of that one."""
 
-    def move(state: JobState, fleet: Any, now_us: int) -> Any:
-        new, _ = old(state, fleet, now_us)
+    def move(state: JobState, fleet: Any, *times_us: int) -> Any:
+        new, _ = old(state, fleet, *times_us)
         kept = {number: state.lanes[number] for number in state.lanes if state.lanes[number].owner}
         return replace(state, lanes={**new.lanes, **kept}), ()
 

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -70,7 +71,7 @@ class Board:
         self._fleet = Fleet(0, {}, frozenset())
         self._wake = asyncio.Event()
         self._woken: dict[str, None] = {}  # in the order in which they were woken
-        self._changed: dict[str, asyncio.Event] = {}
+        self._changed: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # those that somebody waits for
         self._shared: Shared[str | None, None] = Shared(self._pass, asyncio.Lock())
         self._holdings = Holdings()
         self._tables = LaneTables()
@@ -150,9 +151,9 @@ class Board:
         self._look(self._fleet.now_us)
         if not self._blind:  # silence says nothing then, neither to the rules nor to readers
             self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
-        names = sorted(self._due()) if job is None else [job]
+        names = self._take_due() if job is None else [job]
         if job is None and self._passes % _BAD_PASSES == 0:
-            self._bad_due.update(names)
+            self._bad_due = set(names)
         gate = asyncio.Semaphore(_JOBS_AT_ONCE)
         results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
         _tell_failures(dict(zip(names, results, strict=True)))
@@ -168,10 +169,12 @@ class Board:
     def _look(self, now_us: int) -> None:
         """After a time without looking (the store or we were away, or its clock was put forth) a worker's silence says nothing.
 
-        Counted from the end of one pass to the begin of the next: passes that take long must not leave us blind for ever.
+        Counted from the end of one pass to the begin of the next: passes that take long must not leave us blind for ever. But
+        in their midst, too, the store may have answered nobody: then it took no heartbeat either.
         """
         ttl_us = self._ledger.rules.worker_ttl_us
-        if now_us - self._looked_us > self._tick_s * 1e6 + ttl_us / 4:
+        away = now_us - self._looked_us > self._tick_s * 1e6 + ttl_us / 4
+        if self._ledger.longest_stall_us() > ttl_us / 4 or away:
             self._blind_until_us = now_us + ttl_us
 
     @property
@@ -196,7 +199,6 @@ class Board:
         try:
             while True:
                 due = time.monotonic() + self._tick_s
-                self._woken.clear()
                 await self._pass_or_tell()
                 while time.monotonic() < due:
                     await asyncio.sleep(_LEAST_PAUSE_S)
@@ -205,7 +207,8 @@ class Board:
                         async with asyncio.timeout(due - time.monotonic()):
                             await self._wake.wait()
                     self._wake.clear()
-                    while self._woken:
+                    # Not longer: some may change all the time, and the others must not wait for them.
+                    while self._woken and time.monotonic() < due:
                         job = next(iter(self._woken))
                         del self._woken[job]
                         await self._pass_or_tell(job)
@@ -238,6 +241,13 @@ class Board:
         """How long passes have been failing; 0 while they don't."""
         return (self._clock_us() - self._failing_since_us) / 1e6 if self._failing_since_us is not None else 0.0
 
+    def _take_due(self) -> list[str]:
+        """What a pass over all looks at, with those that were woken before it."""
+        woken = self._woken.keys() & self._fleet.jobs
+        for name in woken:
+            del self._woken[name]
+        return sorted(self._due() | woken)
+
     def _due(self) -> set[str]:
         if self._passes % _IDLE_PASSES == 0:
             return set(self._fleet.jobs)
@@ -252,7 +262,8 @@ class Board:
 
     async def _pass_over(self, name: str, gate: asyncio.Semaphore) -> None:
         async with gate:
-            outcome = await self._ledger.update(name, Tick(0, blind=self._blind), workers=self._fleet.workers)
+            tick = Tick(0, blind=self._blind, heard_us=self._fleet.now_us)
+            outcome = await self._ledger.update(name, tick, workers=self._fleet.workers)
         before, state = self._jobs.get(name), outcome.state
         self._ledger.events.job_changed(before, state)
         if state.job is None and state.session is None:
@@ -291,13 +302,19 @@ class Board:
 
     def _drop(self, name: str) -> None:
         self._jobs.pop(name, None)
+        self._woken.pop(name, None)  # were it opened again just now, it would be looked at as a new one
         self._tables.drop(name)
         self._holdings.drop(name)
         self._changed.pop(name, asyncio.Event()).set()
         self.bad_reasons.pop(name, None)
         self._bad_due.discard(name)
         self._bad_unread.discard(name)
-        self._ledger.store.forget(f"job:{name}")
+        self._ledger.forget(name)
+
+    async def end(self) -> None:
+        """End the passes and looks at the fleet that go on for nobody any more; before the store is closed."""
+        await self._shared.end()
+        await self._ledger.end()
 
     async def _listen(self) -> None:
         while True:

@@ -159,10 +159,14 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. blind: heartbeats could not be heard lately, so that silence says nothing of a worker."""
+    """Time has passed. blind: heartbeats could not be heard lately, so that silence says nothing of a worker.
+
+    heard_us: when the workers' records were read, by which their lives are judged; 0: with the job's.
+    """
 
     slot_bytes: int
     blind: bool = False
+    heard_us: int = 0
 
 
 Event = Open | Join | Observe | Progress | Leave | Adopt | Tick

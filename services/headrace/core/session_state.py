@@ -75,7 +75,7 @@ def apply(state: JobState, event: Event, now_us: int, rules: Rules) -> tuple[Job
         case Adopt():
             outcome = _adopt(state, event, now_us)
         case Tick():
-            outcome = tick(state, now_us, rules, event.slot_bytes, blind=event.blind)
+            outcome = tick(state, now_us, rules, event.slot_bytes, blind=event.blind, heard_us=event.heard_us)
     return outcome
 
 

@@ -25,12 +25,16 @@ _MAX_DOUBLED = 16
 
 
 def tick(
-    state: JobState, now_us: int, rules: Rules, slot_bytes: int, *, blind: bool = False
+    state: JobState, now_us: int, rules: Rules, slot_bytes: int, *, blind: bool = False, heard_us: int = 0
 ) -> tuple[JobState, Sequence[Effect]]:
-    """Pin the fingerprint, form a session whose last claimer's replica died, grow the window, move lanes."""
+    """Pin the fingerprint, form a session whose last claimer's replica died, grow the window, move lanes.
+
+    heard_us: when the workers' records were read; 0: now. Heartbeats that came since are not in them.
+    """
     if state.job is None or state.session is None:
         return state, ()
-    state, notes = pin(_with_possible_times(state, now_us, rules), now_us)
+    heard_us = min(heard_us or now_us, now_us)
+    state, notes = pin(_with_possible_times(state, now_us, rules), heard_us)
     effects = list(notes)
     if state.session is None or state.job is None:
         return state, effects
@@ -49,14 +53,14 @@ def tick(
     effects += stops
     session = state.session
     assert session is not None
-    fleet = fleet_for(job.spec, state.workers, now_us, rules.lag_s, blind=blind)
+    fleet = fleet_for(job.spec, state.workers, heard_us, rules.lag_s, blind=blind)
     size = window(len(fleet.weights), session, slot_bytes, rules)
     if size > session.window:
         state = replace(state, session=replace(session, window=size))
         effects.append(Note("window_raised", (("attempt", session.attempt), ("window", size))))
     state, renewals = _renew(state, now_us)
     state, fleet = _with_troubles(state, fleet, now_us, rules)
-    state, moves = _move(state, fleet, now_us)
+    state, moves = _move(state, fleet, now_us, heard_us)
     return state, [*effects, *renewals, *moves]
 
 
@@ -192,12 +196,12 @@ def _rested(lane: LaneRecord, now_us: int, rules: Rules) -> bool:
 # --- moves -----------------------------------------------------------------------------------------------------------
 
 
-def _move(state: JobState, fleet: Fleet, now_us: int) -> tuple[JobState, Sequence[Effect]]:
+def _move(state: JobState, fleet: Fleet, now_us: int, heard_us: int) -> tuple[JobState, Sequence[Effect]]:
     session = state.session
     assert session is not None
     if not fleet.weights:
         return state, ()  # nobody can take a lane: whoever had it may come back to it
-    owners = {number: lane.owner for number, lane in state.lanes.items() if _valid(state, fleet, lane, now_us)}
+    owners = {number: lane.owner for number, lane in state.lanes.items() if _valid(state, fleet, lane, heard_us)}
     groups = _groups(session)
     dealt = deal(owners, session.lanes, fleet, groups, _group_nodes(state, session, groups), job=state.name)
     lanes, moves = dict(state.lanes), list[LaneMoved]()
@@ -205,7 +209,7 @@ def _move(state: JobState, fleet: Fleet, now_us: int) -> tuple[JobState, Sequenc
         lane = lanes.get(number, LaneRecord())
         if owner == owners.get(number, ""):
             continue
-        reason = _reason(state, fleet, number, now_us)
+        reason = _reason(state, fleet, number, heard_us)
         relieved = min(lane.relieved + 1, _MAX_RELIEVED) if reason in ("lagged", "unreached") else 0
         token = next_token(lane, now_us)
         lanes[number] = LaneRecord(owner, state.workers[owner].endpoint.incarnation, token, now_us, relieved)
@@ -219,17 +223,17 @@ def _move(state: JobState, fleet: Fleet, now_us: int) -> tuple[JobState, Sequenc
     return state, moves
 
 
-def _valid(state: JobState, fleet: Fleet, lane: LaneRecord, now_us: int) -> bool:
+def _valid(state: JobState, fleet: Fleet, lane: LaneRecord, heard_us: int) -> bool:
     worker = state.workers.get(lane.owner)
     if worker is None or worker.endpoint.incarnation != lane.incarnation:
         return False
-    return worker.alive(now_us) or lane.owner in fleet.silent
+    return worker.alive(heard_us) or lane.owner in fleet.silent
 
 
-def _reason(state: JobState, fleet: Fleet, number: int, now_us: int) -> str:
+def _reason(state: JobState, fleet: Fleet, number: int, heard_us: int) -> str:
     assert state.session is not None
     lane = state.lanes.get(number, LaneRecord())
-    if not _valid(state, fleet, lane, now_us):
+    if not _valid(state, fleet, lane, heard_us):
         return "lost"
     if state.workers[lane.owner].draining:
         return "drained"
