@@ -1,4 +1,4 @@
-"""Installs each set of wheels that came whole: `python install.py JOINED.json WHEELS LACKING.json [FOLDER]`. Standard library alone.
+"""Installs the sets of wheels that came whole: `python install.py JOINED.json WHEELS LACKING.json [FOLDER]`; no other library.
 
 Headrace itself is not installed but used from the tree; only its metadata are put beside the packages.
 """
@@ -12,7 +12,6 @@ import sysconfig
 import tomllib
 from pathlib import Path
 from typing import Any
-
 
 PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-compile", "--no-cache-dir"]
 

@@ -30,7 +30,7 @@ OUTPUTS = [
     for normalize in (None, ps.Normalize())
     if not (dtype == "uint8" and normalize)
 ]
-ROWS, MARGIN, CANARY = 24, 4096, 0xA5
+ROWS, MARGIN, CANARY = 12, 4096, 0xA5
 
 
 @dataclass

@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "services/headrace/worker/engines/libheadrace_native.so.1"
-PIECE_MB, MIB = 60, 1 << 20
+PIECE_BYTES, MIB = 60_000_000, 1 << 20
 MANIFEST = "manifest.json"
 # The order in which they are worth carrying. Each: what it is for.
 SETS = {
@@ -74,19 +74,24 @@ def fetch(out: Path, python: str, sets: list[str], visit_bytes: int) -> dict[str
                 if held.setdefault(wheel.name, name) != name:
                     wheel.unlink()
         _extras(Path(scratch, sets[0]))
-        entries = [_entry(path, name) for name in sets for path in sorted(Path(scratch, name).iterdir())]
+        entries = [entry_of(path, name) for name in sets for path in sorted(Path(scratch, name).iterdir())]
         manifest = {"python": python, "sets": {name: requirements()[name] for name in sets}, "files": entries}
         assign_visits(entries, visit_bytes)
         shutil.rmtree(out, ignore_errors=True)
-        for entry in entries:
-            with Path(scratch, entry["set"], entry["name"]).open("rb") as source:
-                for part in entry["parts"]:
-                    target = out / f"visit-{part['visit']:02d}" / part["file"]
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(source.read(part["bytes"]))
-        for folder in sorted(out.iterdir()):
-            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        lay_out(manifest, Path(scratch), out)
     return manifest
+
+
+def lay_out(manifest: dict[str, Any], source: Path, out: Path) -> None:
+    """Write what each visit carries: pieces of SET/NAME below `source`, and the manifest."""
+    for entry in manifest["files"]:
+        with (source / entry["set"] / entry["name"]).open("rb") as whole:
+            for part in entry["parts"]:
+                target = out / f"visit-{part['visit']:02d}" / part["file"]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(whole.read(part["bytes"]))
+    for folder in sorted(out.iterdir()):
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
 def _pip_download(wanted: list[str], python: str, folder: Path) -> None:
@@ -107,10 +112,10 @@ def _extras(folder: Path) -> None:
         shutil.copy(NATIVE, folder / NATIVE.name)
 
 
-def _entry(path: Path, name: str) -> dict[str, Any]:
-    """A file and its pieces: `x.whl` where it is small, else `x.whl.part00`, ..."""
-    size, most = path.stat().st_size, PIECE_MB * 1_000_000
-    count = -(-size // most)
+def entry_of(path: Path, name: str, most: int = PIECE_BYTES) -> dict[str, Any]:
+    """A file of a set and its pieces of at most so many bytes: `x.whl` where it is small, else `x.whl.part00`, ..."""
+    size = path.stat().st_size
+    count = max(1, -(-size // most))
     parts = []
     with path.open("rb") as file:
         for number in range(count):
