@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 Row = dict[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
@@ -80,7 +81,7 @@ def _latency(rows: list[Row]) -> list[str]:
         "p50 / p90 / p99 in ms. *pass*: mean time of a look at the fleet and all jobs, due every second. *in*: until all",
         "workers had registered, and until all ranks then had joined and had a table without a gap, s. *moved*: from the last",
         "sign of one worker in a hundred (twenty, of 100) until half of the ranks, and all, had a table without them,",
-        "s; a worker is dead after 3.75 heartbeats or less often told (`--worker-ttl-s`).",
+        "s; *dead after*: the silence after which a worker counts as dead (`--worker-ttl-s`).",
         "",
         *_table(rows, [
             ("heartbeat", lambda r: _ms(r["heartbeats"])),
@@ -138,6 +139,8 @@ def _plot(rows: list[Row], path: Path) -> None:
     for name, colour in zip(("p50", "p90", "p99"), COLOURS, strict=True):
         latency.plot([1000 * row["heartbeats"][name] for row in rows], places, "o", color=colour, label=name)
     latency.set(title="heartbeat, ms", xscale="log")
+    latency.xaxis.set_major_formatter(ScalarFormatter())
+    latency.xaxis.set_minor_formatter(NullFormatter())
     memory.barh(places, [row["coordinator_mib"] for row in rows], 0.4, color=COLOURS[0], label="coordinator")
     memory.plot([row["store_mib"] for row in rows], places, "|", color=COLOURS[1], markersize=14, label="store")
     memory.set(title="resident memory, MiB")

@@ -61,6 +61,7 @@ log = structlog.get_logger()
 WORKERS = Table("fleet", "workers")
 JOBS = Table("fleet", "jobs")
 _ATTEMPTS = 20
+_WORKERS_A_TURN = 500
 _MAX_REMEMBERED = 10_000
 _MENDED_A_LOOK = 100
 _FIRST_PAUSE_S = 0.002
@@ -340,7 +341,9 @@ class Ledger:
     async def _load_fleet(self) -> Fleet:
         loaded = await self._load({WORKERS: None, JOBS: None})
         workers, mended = dict[str, WorkerRecord](), dict[str, int]()
-        for name, record in loaded.tables[WORKERS].items():
+        for count, (name, record) in enumerate(loaded.tables[WORKERS].items()):
+            if count % _WORKERS_A_TURN == _WORKERS_A_TURN - 1:
+                await asyncio.sleep(0)  # calls are answered meanwhile: a heartbeat waits for a second at most
             if (worker := self._worker(name, record)) is not None:
                 workers[name] = not_from_the_future(worker, loaded.now_us, self.rules.worker_ttl_us)
                 if workers[name] is not worker:
