@@ -136,8 +136,8 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         event = replace(requests.observe_of(request), tokens=self._access.job_tokens(context, request.id.job))
         name = request.id.job
         sent: pb.WatchSessionResponse | None = None
-        await self._ledger.update(name, event, rank=event.rank)
-        if not _formed(self._board.job(name), event.attempt):  # else it is as new as what all other watchers were told
+        recorded = (await self._ledger.update(name, event, rank=event.rank)).state
+        if not _is_of(self._board.job(name), recorded, event.rank):  # else it is as new as what other watchers were told
             await self._board.refresh(name)
         while True:
             change = self._board.next_change(name)
@@ -184,7 +184,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
                 "worker_draining" if record.draining else "worker_seen",
                 worker=record.endpoint.worker, grpc=record.endpoint.grpc, fingerprint=record.fingerprint,
             )  # fmt: skip
-            await self._board.refresh()
+            await self._look_soon()
         elif not self._board.loaded:
             await self._board.refresh()
         for leases in request.held:
@@ -193,6 +193,15 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         answer.ttl.FromMicroseconds(int(self._beats.ttl_s * 1e6))
         answer.interval.FromMicroseconds(int(self._beats.interval_s * 1e6))
         return answer
+
+    async def _look_soon(self) -> None:
+        """A pass over all, of which a worker waits for a part of its patience: over a large fleet it may take longer.
+
+        But a replica that has read nothing yet would take from it what it holds.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._beats.ttl_s / 8 if self._board.loaded else None):
+                await self._board.refresh()
 
     async def _adopt(self, job: str, event: Adopt) -> None:
         state = self._board.job(job)
@@ -268,6 +277,14 @@ def _filled_in(asked: JobSpec, manifest: ManifestFacts) -> JobSpec:
 def _formed(state: JobState | None, attempt: int) -> bool:
     """True where a snapshot has this attempt, or a later one, and it has begun."""
     return state is not None and state.session is not None and state.session.attempt >= attempt and state.session.formed
+
+
+def _is_of(snapshot: JobState | None, recorded: JobState, rank: int) -> bool:
+    """True where a snapshot shows the session and the claim that the store has: not those of before it lost all, say."""
+    if snapshot is None or (snapshot.job, snapshot.session) != (recorded.job, recorded.session):
+        return False
+    seen, claim = snapshot.ranks.get(rank), recorded.ranks.get(rank)
+    return claim is None or (seen is not None and (seen.attempt, seen.nonce) == (claim.attempt, claim.nonce))
 
 
 def _check_watcher(state: JobState, event: Observe) -> None:
