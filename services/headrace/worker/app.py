@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
+from headrace.core.errors import ConfigInvalid
 from headrace.core.job import Endpoint
 from headrace.core.placement import GPU_ENGINES
 from headrace.datasets.roots import Roots
@@ -159,7 +160,13 @@ async def _drain(
 
 
 def _device_share(settings: WorkerSettings, engine: Engine) -> DeviceShare:
-    """The GPU is opened for the first trainer that asks: a context takes some hundred megabytes of it."""
+    """The GPU is opened for the first trainer that asks: a context takes some hundred megabytes of it. Raises ConfigInvalid."""
+    if settings.gpu > 0 and engine.name in GPU_ENGINES:
+        raise ConfigInvalid(
+            f"engine {engine.name} works on the first GPU that this process sees, and --gpu names another; leave --gpu out and "
+            f"set CUDA_VISIBLE_DEVICES={settings.gpu}",
+            field="gpu",
+        )
     if settings.gpu < 0 and engine.name not in GPU_ENGINES:
         return DeviceShare(
             why_not=f"the worker's engine {engine.name} makes batches in host memory (with --gpu 0 it copies them to the GPU)"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from structlog.testing import capture_logs
 
-from headrace.core.errors import EngineUnsupported
-from headrace.core.placement import Gpu, Machine
+from headrace.core.errors import ConfigInvalid, EngineUnsupported
+from headrace.core.placement import GPU_ENGINES, Gpu, Machine
+from headrace.worker import app
 from headrace.worker.engines import registry
 from headrace.worker.engines.protocol import Engine
 from headrace.worker.placement import is_installed, look_around, make_engine
@@ -133,3 +134,20 @@ def test_modules_are_looked_for_without_being_imported(tmp_path: Path, monkeypat
     assert is_installed("would_break_hr")
     assert not is_installed("no_such_module_hr")
     assert not is_installed("no_such_module_hr.inner")
+
+
+@pytest.mark.parametrize("name", sorted(GPU_ENGINES))
+def test_a_gpu_engine_hands_over_on_the_gpu_that_it_works_on(name: str) -> None:
+    """It writes to the first GPU that the process sees: a slot on another one would fail every batch."""
+
+    class Named:
+        pass
+
+    engine: Any = Named()
+    engine.name = name
+    for gpu in (-1, 0):
+        app._device_share(WorkerSettings(gpu=gpu), engine)
+    with pytest.raises(ConfigInvalid, match="CUDA_VISIBLE_DEVICES=1"):
+        app._device_share(WorkerSettings(gpu=1), engine)
+    engine.name = "cpu"
+    app._device_share(WorkerSettings(gpu=1), engine)
