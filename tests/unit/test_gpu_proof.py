@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -80,11 +81,22 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
     child = "import subprocess, sys, time; p = subprocess.Popen(['sleep', '1000']);"
     child += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid));"
     # Its row is written out before it hangs.
-    found = part(tmp_path, child + WRITE % "passed" + "time.sleep(1000)", limit_s=6.0)
+    found = part(tmp_path, child + WRITE % "passed" + "time.sleep(1000)", limit_s=10.0)
     assert found.status == "failed" and "limit" in found.reason and len(found.rows) == 1
-    pid = int((tmp_path / "pid").read_text())
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
+    for _ in range(200):  # nobody waits for a grandchild's end
+        if gone(state):
+            return
+        time.sleep(0.05)
+    raise AssertionError("what it started lives on")
+
+
+def gone(state: Path) -> bool:
+    """Whether a process ended, as its /proc/PID/stat says."""
+    try:
+        return state.read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def report(*rows: Row) -> Report:

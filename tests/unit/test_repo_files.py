@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-SCRIPTS = [ROOT / ".ci/run", *sorted((ROOT / "tools").glob("*.sh"))]
+SCRIPTS = [ROOT / ".ci/run", ROOT / "tests/gpu/run.sh", *sorted((ROOT / "tools").glob("*.sh"))]
 
 
 def targets() -> set[str]:
