@@ -41,7 +41,7 @@ def page(run: Run) -> str:
     for work in WORKS:
         if any(trial.work == work.name for trial in run.trials):
             rounds = len({trial.number for trial in run.trials if trial.work == work.name})
-            parts.append(f"## {work.title}\n\n{run.photos[work.photos]} {rounds} rounds.\n")
+            parts.append(f"## {work.title}\n\n{run.photos[work.photos]} Rounds: {rounds}.\n")
             parts += [_loaders(run, work), _targets(run, work)]
     parts += [_stages(run), _processes(run), _missing(run), CAVEATS]
     return "\n".join(part for part in parts if part)
