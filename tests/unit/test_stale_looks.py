@@ -10,13 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
-from headrace.coordinator.ledger import Ledger
+from headrace.coordinator.ledger import JOBS, WORKERS, Ledger
 from headrace.coordinator.shared import Shared
-from headrace.core.events import Join, Open, Progress, Rules
+from headrace.coordinator.store import Loaded
+from headrace.core.events import Join, Open, Progress, Rules, Tick
 from headrace.telemetry.tasks import end
 from tests.unit.session_world import SPEC, S
 from tests.unit.test_board import World, idle
@@ -212,3 +215,75 @@ async def test_a_clock_that_is_put_back_makes_no_look_at_the_fleet_take_thousand
         assert world.writes - before <= 150
         world.now_us += 4 * S
     assert not [name for name in names if fleet.workers[name].alive(world.now_us)]
+
+
+# --- times and records of a moment ago ------------------------------------------------------------------------------------
+
+
+class Late(World):
+    """The answer to each load of a job comes `late_us` after it was made."""
+
+    late_us = 0
+
+    async def load(self, wanted):  # type: ignore[no-untyped-def]
+        loaded = await super().load(wanted)  # type: ignore[no-untyped-call]
+        if any(table.kind == "lanes" for table in wanted):
+            self.now_us += self.late_us
+            self.late_us = 0
+        return loaded
+
+
+async def test_an_answer_that_comes_late_shortens_nobodys_life() -> None:
+    """The store's time in it is that of when it was made: heartbeats that are written by it would end two seconds early."""
+    world = Late()
+    await world.form()
+    await world.board.refresh()
+    world.late_us = 2 * S
+    await world.ledger.update("job", Tick(0), workers={})
+    await world.beat("a")
+    fleet = await world.ledger.fleet()
+    assert fleet.workers["a"].alive_until_us >= world.now_us + 29 * S // 10
+
+
+@given(st.lists(st.tuples(st.integers(0, 3 * S), st.integers(0, 3 * S), st.sampled_from([0, 0, 0, -3600 * S, 3600 * S]))))
+def test_the_stores_time_is_known_as_well_as_the_quickest_answer_tells_it(calls: list[tuple[int, int, int]]) -> None:
+    """There and back take any time; the store's clock is set now and then. Each answer's time lies between its two ends."""
+
+    async def known() -> None:
+        world = Late()
+        ahead_us = 0
+
+        async def load(wanted: object) -> Loaded:
+            world.now_us += there_us
+            loaded = Loaded(world.now_us + ahead_us, {table: {} for table in (WORKERS, JOBS)}, {})
+            world.now_us += back_us
+            return loaded
+
+        world.load = load  # type: ignore[method-assign]
+        least_us = 3 * S
+        for there_us, back_us, jump_us in calls:
+            ahead_us += jump_us
+            least_us = there_us + back_us if jump_us else min(least_us, there_us + back_us)
+            await world.ledger.fleet()
+            assert abs(world.ledger.now_us() - world.now_us - ahead_us) <= max(least_us, there_us + back_us if jump_us else 0)
+
+    asyncio.run(known())
+
+
+async def test_a_worker_that_comes_back_is_not_forgotten_for_having_been_away() -> None:
+    world = await formed()
+    await world.beat("cd")
+    world.now_us += 700 * S
+    fleet = await world.ledger.fleet()
+    await world.beat("c")
+    await world.ledger.forget_workers(fleet, 600 * S)
+    assert "d" not in (await world.ledger.fleet()).workers
+    assert "c" in (await world.ledger.fleet()).workers
+
+
+async def test_hints_of_jobs_that_are_not_there_are_not_kept() -> None:
+    world = await formed()
+    for number in range(100):
+        world.board.wake(f"nothing-{number}")
+    await world.board.refresh()
+    assert not world.board._woken

@@ -146,12 +146,12 @@ class Board:
         await self._shared.run(job)
 
     async def _pass(self, job: str | None) -> None:
-        begun_s = time.perf_counter()
+        begun_s, woken = time.perf_counter(), set(self._woken)
         self._fleet = await self._ledger.fleet()
         self._look(self._fleet.now_us)
         if not self._blind:  # silence says nothing then, neither to the rules nor to readers
             self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
-        names = self._take_due() if job is None else [job]
+        names = self._take_due(woken) if job is None else [job]
         if job is None and self._passes % _BAD_PASSES == 0:
             self._bad_due = set(names)
         gate = asyncio.Semaphore(_JOBS_AT_ONCE)
@@ -241,11 +241,11 @@ class Board:
         """How long passes have been failing; 0 while they don't."""
         return (self._clock_us() - self._failing_since_us) / 1e6 if self._failing_since_us is not None else 0.0
 
-    def _take_due(self) -> list[str]:
-        """What a pass over all looks at, with those that were woken before it."""
+    def _take_due(self, before: set[str]) -> list[str]:
+        """What a pass over all looks at, with those that were woken. before: woken when it began: no hint of no job is kept."""
         woken = self._woken.keys() & self._fleet.jobs
-        for name in woken:
-            del self._woken[name]
+        for name in woken | before:
+            self._woken.pop(name, None)
         return sorted(self._due() | woken)
 
     def _due(self) -> set[str]:

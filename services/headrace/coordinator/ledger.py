@@ -64,6 +64,7 @@ _ATTEMPTS = 20
 _WORKERS_A_TURN = 500
 _MAX_REMEMBERED = 10_000
 _MENDED_A_LOOK = 100
+_FORGOTTEN_AT_ONCE = 1000
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 
@@ -248,8 +249,12 @@ class Ledger:
         self._last_reports[job, rank] = Loaded(loaded.now_us, tables, loaded.stamps)
 
     async def _load(self, wanted: Mapping[Table, Sequence[str] | None]) -> Loaded:
+        asked_us = self._clock_us()
         loaded = await self._timed(self.store.load(wanted))
-        self._clock_offset_us = loaded.now_us - self._clock_us()
+        # The store read its clock in between. Nearer than the quickest answer tells it, nothing is known; a slow one that was
+        # taken at its word would end early all lives that are written until the next.
+        least_us, most_us = loaded.now_us - self._clock_us(), loaded.now_us - asked_us
+        self._clock_offset_us = min(max(self._clock_offset_us, least_us), most_us)
         return loaded
 
     def now_us(self) -> int:
@@ -393,9 +398,18 @@ class Ledger:
 
     async def forget_workers(self, fleet: Fleet, after_us: int) -> None:
         """Remove the records of workers that have been dead for long."""
-        gone = [name for name, worker in fleet.workers.items() if fleet.now_us > worker.alive_until_us + after_us]
-        if gone:
-            await self._timed(self.store.commit({}, {Key(WORKERS, name): None for name in gone}))
+        names = (name for name, worker in fleet.workers.items() if fleet.now_us > worker.alive_until_us + after_us)
+        if not (gone := list(islice(names, _FORGOTTEN_AT_ONCE))):
+            return
+        # One may have come back since the fleet was read.
+        found = (await self._load({WORKERS: gone})).tables[WORKERS]
+        dead = {
+            Key(WORKERS, name): record.stamp
+            for name, record in found.items()
+            if self._worker(name, record) == fleet.workers[name]
+        }
+        if dead:
+            await self._timed(self.store.commit(dead, dict.fromkeys(dead)))
 
     async def _timed(self, call: Awaitable[T]) -> T:
         begun, begun_us = time.perf_counter(), self._clock_us()
