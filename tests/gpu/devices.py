@@ -11,6 +11,8 @@ from headrace.testing.memfd_device import MemfdMemory, memfd_device
 from headrace.wire.device_memory import Block, Device, DeviceMemory, Handle, HostBuffer
 
 KINDS = ("memfd", "vmm", "legacy")
+# Also memory of this machine that must not be read once its owner is gone, as legacy handles.
+ALL_KINDS = ("memfd", "memfd-legacy", "vmm", "legacy")
 MEMFD_BYTES = 8 << 30
 
 
@@ -54,15 +56,16 @@ class Counting:
 
 def open_kind(kind: str) -> Device:
     """The GPU with that way to share memory alone, its copies counted. Raises TransportUnavailable."""
-    if kind == "memfd":
-        return memfd_device(Counting(MemfdMemory(most_bytes=MEMFD_BYTES)))  # type: ignore[arg-type]
+    if kind.startswith("memfd"):
+        memory = Counting(MemfdMemory(most_bytes=MEMFD_BYTES, outlives_owner=kind == "memfd"))
+        return memfd_device(memory)  # type: ignore[arg-type]
     from headrace.wire.cuda_device import open_device
 
     device = open_device(0)
-    memory = device.memory(kind)
-    if memory is None:
+    found = device.memory(kind)
+    if found is None:
         raise TransportUnavailable(device.lacks or f"this GPU has no memory of kind {kind}")
-    return Device(device.uuid, device.name, (Counting(memory),))
+    return Device(device.uuid, device.name, (Counting(found),))
 
 
 def counter(device: Device) -> Counting:
@@ -87,7 +90,7 @@ def why_not(kind: str) -> str:
 
 def used_bytes(kind: str) -> int:
     """Memory in use on the GPU, by all processes; of memfd, what this process has mapped."""
-    if kind == "memfd":
+    if kind.startswith("memfd"):
         return Path("/proc/self/maps").read_text().count("headrace-device") * (2 << 20)
     from cuda.bindings import driver
 
