@@ -213,7 +213,7 @@ def test_replicas_share_everything_and_one_may_die(cluster: Cluster, dataset: st
     one.open()
     assert list(one.join(0).awaited) == [1]
     session = two.join(1).session
-    assert one.join(0).session == session
+    assert until(lambda: one.join(0).session, "the other replica has seen it") == session
     one.beat("a")
     two.beat("b")
     watch = two.watch(session)

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from headrace.coordinator.access import Access
 from headrace.coordinator.grpc_api import CoordinatorService, HeartbeatRules
 from headrace.coordinator.instruments import Instruments
+from headrace.coordinator.job_tables import job_table
 from headrace.coordinator.manifests import Manifests
 from headrace.core.events import Join, Observe, Open
 from headrace.core.job import Stop
@@ -123,3 +124,33 @@ async def test_a_heartbeat_to_a_replica_that_has_read_nothing_yet_takes_no_lease
     assert not asking.done()
     go.set()
     assert sum(len(leases.lanes) for leases in (await asking).leases) == 6
+
+
+async def test_all_leases_that_the_store_lost_are_told_again_before_anybody_waits_for_a_look_at_them() -> None:
+    """A worker waits less than a second for the answer, and has leases in many jobs."""
+    world = await formed()
+    names = ["job", "job-2", "job-3"]
+    for name in names[1:]:
+        await world.ledger.update(name, Open(replace(SPEC, name=name), 1))
+        await world.ledger.update(name, Join(0, 0, 1, "n0", None, "", 0, "n0", 0))
+    await world.board.refresh()
+    held = service_of(world)._leases(world.board.workers()[0])
+    assert sorted(leases.job for leases in held) == names
+    world.restore(({}, {}))
+    for name in names:
+        world.board._drop(name)
+
+    async def endless(job: str | None = None) -> None:
+        await asyncio.Event().wait()
+
+    world.board.refresh = endless  # type: ignore[method-assign]
+    request = pb.HeartbeatRequest(
+        protocol=PROTOCOL, endpoint=pb.Endpoint(worker="a", incarnation="a-1", node="n", grpc="g"), fingerprint="fp",
+        ops=SPEC.pipeline.op_names, held=held,
+    )  # fmt: skip
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await service_of(world).Heartbeat(request, CallContext())
+    for name in names:
+        lanes = (await world.load({job_table(name, "lanes"): None})).tables[job_table(name, "lanes")]
+        assert len(lanes) == 6, name

@@ -38,6 +38,8 @@ SERVICE = "headrace.v1.CoordinatorService"
 # A watcher is woken by what changes; it looks again by itself so often, and so often while its session is not there.
 _QUIET_S = 10.0
 _LOST_S = 1.0
+# A heartbeat waits at least so long for the look that it causes.
+_LOOK_S = 0.6
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext, generic in requests that differ by call
 
@@ -187,8 +189,9 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
             await self._look_soon()
         elif not self._board.loaded:
             await self._board.refresh()
-        for leases in request.held:
-            await self._adopt(leases.job, requests.adopt_of(request, leases))
+        # All of them before any look: a worker's patience ends before looks at many jobs, and what is not told again moves.
+        lost = [leases.job for leases in request.held if await self._adopt(leases.job, requests.adopt_of(request, leases))]
+        await asyncio.gather(*(self._board.refresh(job) for job in dict.fromkeys(lost)))
         answer = pb.HeartbeatResponse(leases=self._leases(record))
         answer.ttl.FromMicroseconds(int(self._beats.ttl_s * 1e6))
         answer.interval.FromMicroseconds(int(self._beats.interval_s * 1e6))
@@ -200,19 +203,20 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         But a replica that has read nothing yet would take from it what it holds.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._beats.ttl_s / 8 if self._board.loaded else None):
+            async with asyncio.timeout(max(_LOOK_S, self._beats.ttl_s / 5) if self._board.loaded else None):
                 await self._board.refresh()
 
-    async def _adopt(self, job: str, event: Adopt) -> None:
+    async def _adopt(self, job: str, event: Adopt) -> bool:
+        """False where a worker holds nothing that is news here."""
         state = self._board.job(job)
         if state is not None and state.session is not None and state.session.attempt >= event.attempt:
             lanes = state.lanes  # thousands, of which a worker holds some: not gone through with every heartbeat
             if state.session.formed and all(token <= (lanes[n].token if n in lanes else 0) for n, token in event.tokens):
-                return
+                return False
             if state.session.attempt > event.attempt:
                 event = replace(event, known=None)
         await self._ledger.update(job, event)
-        await self._board.refresh(job)
+        return True
 
     def _leases(self, record: WorkerRecord) -> list[pb.SessionLeases]:
         answer = []
