@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define OK 0
 #define INVALID_ARGUMENT 2
@@ -199,5 +200,44 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *out
     if (failed || g->reasons < 0 || slice)
         return failed ? failed : NOT_SUPPORTED;
     *out = (unsigned long long)g->reasons;
+    return OK;
+}
+
+/* Bytes over PCIe, sent and received. With FAKE_NVML_PCIE=counters a million more of each at every look; else rates alone,
+ * a million bytes a second each, after 20 ms as the real ones. */
+struct field {
+    unsigned id, scope;
+    long long timestamp, latency;
+    unsigned type;
+    int code;
+    unsigned long long value;
+};
+
+int nvmlDeviceGetFieldValues(void *handle, int asked, struct field *fields)
+{
+    static unsigned long long looks;
+    struct gpu *g;
+    int slice, failed = find(handle, &g, &slice);
+    if (failed)
+        return failed;
+    const char *how = getenv("FAKE_NVML_PCIE");
+    looks++;
+    for (int i = 0; i < asked; i++) {
+        int known = (fields[i].id == 197 || fields[i].id == 198) && how && !strcmp(how, "counters");
+        fields[i].type = 3; /* unsigned long long */
+        fields[i].code = known ? OK : NOT_SUPPORTED;
+        fields[i].value = known ? looks * 1000000ULL : 0;
+    }
+    return OK;
+}
+
+int nvmlDeviceGetPcieThroughput(void *handle, int way, unsigned *out)
+{
+    struct gpu *g;
+    int slice, failed = find(handle, &g, &slice);
+    if (failed || way > 1 || way < 0)
+        return failed ? failed : INVALID_ARGUMENT;
+    usleep(20000);
+    *out = 1000;
     return OK;
 }

@@ -110,7 +110,7 @@ def exit_status(report: Report, has_gpu: bool) -> int:
 
 def markdown(report: Report) -> str:
     """The report for people."""
-    lines = ["# GPU report", "", "Written by `tests/gpu/run.sh`; what each part shows: [docs/gpu.md](../docs/gpu.md).", ""]
+    lines = ["# GPU report", "", "Written by `tests/gpu/run.sh`; what each part shows: docs/gpu.md.", ""]
     lines += [f"- {name}: {value}" for name, value in report.about.items()]
     lines += [f"- in all: {report.seconds:.0f} s", "", "## Targets", ""]
     lines += _table(["target", "verdict", "seen"], ((row.name, MARK[row.status], row.reason) for row in targets(report)))

@@ -103,7 +103,8 @@ def test_a_device_slot_holds_what_one_of_the_host_does(rig: Rig, output: ps.Outp
 
 
 def test_a_substitute_goes_to_its_row_alone(rig: Rig) -> None:
-    spec = PipelineSpec(ops=OPS)
+    # Of odd sides, so that rows begin at odd addresses.
+    spec = PipelineSpec(ops=(ps.RandomResizedCrop((61, 53)), ps.HorizontalFlip()))
     prepared = rig.engine.prepare(spec, 1)
     row_bytes = spec.pixel_bytes(1)
     slot = rig.slot(spec.pixel_bytes(ROWS))

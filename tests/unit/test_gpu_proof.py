@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.fake_nvml.driver import FakeGpu, compiled
 from tests.gpu import never_ran, proof, wheels
 from tests.gpu.contestants import why_no_gpu
 from tests.gpu.proof import Plan, run_part
@@ -139,6 +140,35 @@ def test_the_exit_status_tells_what_became_of_it() -> None:
     assert exit_status(report(Row("t", "n", "not run", reason="no wheels")), has_gpu=True) == 3
     assert exit_status(report(Row("t", "n", "failed")), has_gpu=False) == 1
     assert "a / b c" in markdown(report(Row("t", "n", "failed", reason="a | b\nc"))), "a cell stays a cell"
+
+
+COUNT = """
+import time
+from tests.gpu.contestants import Absent
+from tests.gpu.handoff import PcieCounter
+try:
+    with PcieCounter() as counter:
+        print(counter.how, *counter.during(lambda: time.sleep(0.5) or 7), sep="|")
+except Absent as absent:
+    print("absent", absent, sep="|")
+"""
+
+
+@pytest.mark.parametrize(("counters", "least", "most"), [("counters", 2e6, 2e6), ("", 0.9e6, 1e12)])
+def test_bytes_over_pcie_are_counted_by_what_the_driver_has(tmp_path: Path, counters: str, least: float, most: float) -> None:
+    """A stand-in for the driver: two million bytes between two looks, or two million a second."""
+    driver = compiled(tmp_path)
+    done = driver.run([sys.executable, "-c", COUNT], PYTHONPATH=str(ROOT), FAKE_NVML_PCIE=counters)
+    how, crossed, result = done.stdout.strip().split("|")
+    assert how == ("NVML's byte counters" if counters else "NVML's rates, sampled")
+    assert least <= int(crossed) <= most and result == "7"
+
+
+def test_a_driver_that_counts_nothing_is_said_so(tmp_path: Path) -> None:
+    driver = compiled(tmp_path)
+    driver.tells(FakeGpu(broken=15))
+    done = driver.run([sys.executable, "-c", COUNT], PYTHONPATH=str(ROOT))
+    assert done.stdout.startswith("absent|NVML does not count PCIe here"), done.stdout + done.stderr
 
 
 # --- wheels -----------------------------------------------------------------------------------------------------------------
