@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.core.errors import TransportUnavailable
@@ -11,8 +12,8 @@ from headrace.testing.memfd_device import MemfdMemory, memfd_device
 from headrace.wire.device_memory import Block, Device, DeviceMemory, Handle, HostBuffer
 
 KINDS = ("memfd", "vmm", "legacy")
-# Also memory of this machine that must not be read once its owner is gone, as legacy handles.
-ALL_KINDS = ("memfd", "memfd-legacy", "vmm", "legacy")
+# Also memory that must not be read once its owner is gone, and both ways of a GPU over a driver that is none.
+ALL_KINDS = ("memfd", "memfd-legacy", "played-vmm", "played-legacy", "vmm", "legacy")
 MEMFD_BYTES = 8 << 30
 
 
@@ -61,11 +62,24 @@ def open_kind(kind: str) -> Device:
         return memfd_device(memory)  # type: ignore[arg-type]
     from headrace.wire.cuda_device import open_device
 
+    if kind.startswith("played-"):
+        play()
     device = open_device(0)
-    found = device.memory(kind)
+    found = device.memory(kind.removeprefix("played-"))
     if found is None:
         raise TransportUnavailable(device.lacks or f"this GPU has no memory of kind {kind}")
     return Device(device.uuid, device.name, (Counting(found),))
+
+
+def play(put: Callable[[object, str, object], None] = setattr) -> None:
+    """Have a stand-in for the CUDA driver answer in this process (testing.fake_driver), unless one does. put: as setattr."""
+    from headrace.testing.fake_driver import FakeDriver
+    from headrace.wire import cuda_calls, cuda_legacy, cuda_vmm
+
+    if not isinstance(cuda_calls.driver, FakeDriver):
+        fake = FakeDriver()
+        for module in (cuda_calls, cuda_vmm, cuda_legacy):
+            put(module, "driver", fake)
 
 
 def counter(device: Device) -> Counting:
@@ -89,12 +103,13 @@ def why_not(kind: str) -> str:
 
 
 def used_bytes(kind: str) -> int:
-    """Memory in use on the GPU, by all processes; of memfd, what this process has mapped."""
+    """Memory in use on the GPU, by all processes; of what stands for one, what this process has mapped."""
     if kind.startswith("memfd"):
         return Path("/proc/self/maps").read_text().count("headrace-device") * (2 << 20)
-    from cuda.bindings import driver
+    from headrace.wire.cuda_calls import Context, check, driver
 
-    from headrace.wire.cuda_calls import Context, check
+    if kind.startswith("played-"):
+        return sum(held.size for held in driver.ranges.values())  # type: ignore[attr-defined]
 
     context = Context(0)
     with context.current():
