@@ -1,7 +1,7 @@
 """`cuda_ipc` between two processes: by the driver's descriptors, by legacy handles, and by memory that stands for a GPU.
 
-Without a GPU the first two are skipped with the reason. `memfd` has all but our calls of the driver; `played` has these, too, in
-both processes, over a driver that is none (testing.fake_driver).
+Without a GPU the first two are skipped with the reason. `memfd` has all but our calls of the driver; `played` has these, too,
+in both processes, over a driver that is none (testing.fake_driver).
 """
 
 from __future__ import annotations
