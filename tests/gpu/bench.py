@@ -56,6 +56,7 @@ def interleaved(table: str, makes: list[tuple[str, Make]], size: Size) -> list[R
         try:
             made = make()
             made.batch()  # builds, allocates, caches
+            made.settle()
             ready.append(made)
         except Absent as absent:
             rows.append(Row(table, name, "not run", reason=str(absent)))
@@ -65,6 +66,7 @@ def interleaved(table: str, makes: list[tuple[str, Make]], size: Size) -> list[R
     for _ in range(size.rounds):
         for one in ready:
             rates[one.name].append(_rate(one, size.seconds))
+            one.settle()
     for one in ready:
         one.close()
         found = sorted(rates[one.name])
@@ -147,7 +149,7 @@ def second_process(order: Order, title: str, stack: ExitStack) -> Contestant:
         c.need_gpu()
     with c.absence(title):
         device = devices.open_kind(order.memory) if order.memory else None
-        stack.enter_context(working(order))
+        worker = stack.enter_context(working(order))
         session = order.session(1_000_000)
         intake = stack.enter_context(taking(order, session, device))
     keep = Keeper(order, stack)
@@ -161,7 +163,13 @@ def second_process(order: Order, title: str, stack: ExitStack) -> Contestant:
         del taken
         intake.release(state["next"])
 
-    return Contestant(title, order.batch, batch, ahead=order.window + 3)  # the window, and what is in the engine
+    def settle() -> None:
+        """Its window is filled again, which would cost the next one time."""
+        until = time.monotonic() + TAKE_S
+        while worker.ask()["in_flight"] and time.monotonic() < until:
+            time.sleep(0.02)
+
+    return Contestant(title, order.batch, batch, ahead=order.window + 3, settle=settle)  # the window, and the engine's
 
 
 class Keeper:

@@ -29,13 +29,15 @@ class Absent(Exception):
 @dataclass
 class Contestant:
     """batch: makes one batch of `images`, to its end. close: frees what it holds. ahead: batches that it may have made before
-    it is asked: so many are taken before a time is measured."""
+    it is asked: so many are taken before a time is measured. settle: waits until it makes nothing more, before another's turn.
+    """
 
     name: str
     images: int
     batch: Callable[[], Any]
     close: Callable[[], Any] = field(default=lambda: None)
     ahead: int = 0
+    settle: Callable[[], Any] = field(default=lambda: None)
 
 
 @contextmanager

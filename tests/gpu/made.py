@@ -233,6 +233,7 @@ async def serve(order: Order) -> None:
                 "descriptors": devices.descriptors(),
                 "quarantined": share.quarantined,
                 "ranks": len(producer.ports),
+                "in_flight": producer.in_flight,
                 "written": counted.written if counted else 0,
                 "read_back": counted.read_back if counted else 0,
             }),
