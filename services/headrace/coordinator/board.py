@@ -198,8 +198,11 @@ class Board:
         hints = asyncio.create_task(self._listen(), name="hints")
         try:
             while True:
-                due = time.monotonic() + self._tick_s
+                begun = time.monotonic()
                 await self._pass_or_tell()
+                # Where that takes longer than a tick, calls and the jobs that were woken have as much time as it, up to a tick.
+                ended = time.monotonic()
+                due = max(begun + self._tick_s, ended + min(ended - begun, self._tick_s))
                 while time.monotonic() < due:
                     await asyncio.sleep(_LEAST_PAUSE_S)
                     # Only the waiting is cut short, never a request to the store.

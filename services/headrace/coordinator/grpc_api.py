@@ -38,8 +38,8 @@ SERVICE = "headrace.v1.CoordinatorService"
 # A watcher is woken by what changes; it looks again by itself so often, and so often while its session is not there.
 _QUIET_S = 10.0
 _LOST_S = 1.0
-# A heartbeat waits at least so long for the look that it causes.
-_LOOK_S = 0.6
+# A heartbeat waits so long for the look that it causes, of the three quarters of a second that its worker waits for it.
+_LOOK_S = 0.3
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext, generic in requests that differ by call
 
@@ -203,7 +203,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         But a replica that has read nothing yet would take from it what it holds.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(_LOOK_S, self._beats.ttl_s / 5) if self._board.loaded else None):
+            async with asyncio.timeout(_LOOK_S if self._board.loaded else None):
                 await self._board.refresh()
 
     async def _adopt(self, job: str, event: Adopt) -> bool:
