@@ -71,7 +71,7 @@ async def filled_board(ranks: int = RANKS, workers: int = WORKERS) -> tuple[Any,
     instruments = Instruments(CollectorRegistry())
     ledger = Ledger(MemoryStore(), Rules(rank_ttl_us=10**9, worker_ttl_us=10**9), instruments)
     board = Board(ledger, 1.0)
-    instruments.registry.register(BoardCollector(board))
+    instruments.registry.register(BoardCollector(board, instruments.moves))
     spec = JobSpec("imagenet-resnet50", "/data", 256, manifest_hash="aa", samples=1_281_167)
     await ledger.update(spec.name, Open(spec, 1))
     for number in range(workers):

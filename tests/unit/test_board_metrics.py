@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.coordinator.admin_views import job_summary, job_view, worker_views
 from headrace.coordinator.instruments import BoardCollector
-from headrace.core.events import Progress
+from headrace.core.events import MOVE_REASONS, Progress
 from headrace.telemetry.metrics import CATALOGUE
 from tests.unit.session_world import S
 from tests.unit.test_board import World, idle
@@ -53,6 +55,31 @@ async def test_what_it_exports_is_in_the_catalogue_with_these_labels() -> None:
     assert found
     for name, series in found.items():
         assert {frozenset(labels) for labels in series} == {frozenset(CATALOGUE[name].labels)}
+
+
+async def test_moves_of_lanes_are_counted_from_zero_while_their_job_is_used() -> None:
+    """Prometheus sees no increase in a counter that is there first as 3: a worker's death was on no panel."""
+    world = World()
+    await world.form()
+    moves = world.ledger._instruments.moves
+    registry = CollectorRegistry()
+    registry.register(BoardCollector(world.board, moves))
+
+    def counted() -> dict[str, float | None]:
+        value = registry.get_sample_value
+        return {reason: value("headrace_lane_moves_total", {"job": "job", "reason": reason}) for reason in MOVE_REASONS}
+
+    before = counted()
+    assert before.keys() == set(MOVE_REASONS)
+    assert before["lost"] == 0
+    await world.go(5, "a")
+    assert world.owners() == {"a"}
+    after = counted()
+    assert (after["lost"] or 0) > 0
+    assert sum(number or 0 for number in after.values()) == world.moved()
+    moves["a job that nobody uses"] = Counter(lost=1)
+    assert counted() == after
+    assert moves.keys() == {"job"}
 
 
 async def test_the_stores_clock_is_held_against_ours() -> None:

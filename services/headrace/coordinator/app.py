@@ -69,7 +69,7 @@ async def run(settings: CoordinatorSettings) -> None:
         ledger = Ledger(store, settings.rules, instruments)
         board = Board(ledger, settings.tick_s, settings.job_keep_days, scaling_interval_s=settings.scaling_interval_s)
         stack.push_async_callback(board.end)
-        instruments.registry.register(BoardCollector(board))
+        instruments.registry.register(BoardCollector(board, instruments.moves))
         manifests = Manifests(partial(load_manifest, roots=Roots.of(settings.data_roots)), settings.manifest_cache_s)
         beats = HeartbeatRules(settings.heartbeat_s, settings.worker_ttl_s)
         access = Access(fleet, settings.require_job_token)

@@ -15,7 +15,7 @@ from headrace.coordinator.job_tables import last_used_us
 from headrace.coordinator.recent import judge_job
 from headrace.coordinator.recent_events import RecentEvents
 from headrace.coordinator.refusals import Refusals
-from headrace.core.events import JobState
+from headrace.core.events import MOVE_REASONS, JobState
 from headrace.core.session_plan import SessionPlan
 from headrace.core.verdict import VERDICTS
 from headrace.telemetry import metrics
@@ -32,7 +32,10 @@ _STALE_S = 10.0
 
 
 class Instruments:
-    """What this replica counts itself, and what it saw lately. Replicas share no counters: sum over them."""
+    """What this replica counts itself, and what it saw lately. Replicas share no counters: sum over them.
+
+    moves: of lanes, by job and reason; exported with the jobs, by BoardCollector.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -40,8 +43,8 @@ class Instruments:
         self.refusals = Refusals()
         self.secrets: tuple[Secret, ...] = ()
         self.series = 0
+        self.moves: dict[str, Counter[str]] = {}
         self.certificate_valid_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
-        self._moves = metrics.counter("headrace_lane_moves_total", registry)
         self._store_seconds = metrics.histogram("headrace_store_request_seconds", registry)
         self._pass_seconds = metrics.histogram("headrace_coordinator_pass_seconds", registry)
         self._conflicts = metrics.counter("headrace_store_conflicts_total", registry)
@@ -53,7 +56,7 @@ class Instruments:
 
     def lane_moved(self, job: str, reason: str) -> None:
         """A lane was taken from a worker."""
-        self._moves.labels(job, reason).inc()
+        self.moves.setdefault(job, Counter())[reason] += 1
 
     def store_took(self, seconds: float) -> None:
         """A request to the store ended."""
@@ -120,11 +123,14 @@ def dropped(job: JobState) -> tuple[int, int]:
 class BoardCollector(Collector):
     """Jobs, ranks, lanes and workers, as the board last saw them. Every replica exports the same: don't sum over them.
 
+    Moves of lanes are the exception: each replica's own. moves: Instruments.moves; loses the jobs that are not exported.
+
     A replica that cannot read the store exports only for how long; the others' figures are then all there are.
     """
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, moves: dict[str, Counter[str]] | None = None) -> None:
         self._board = board
+        self._moves = {} if moves is None else moves
         self._used: list[JobState] = []
 
     def describe(self) -> Iterable[Metric]:
@@ -140,6 +146,8 @@ class BoardCollector(Collector):
             return
         now_us = self._board.seen_us()
         self._used = [job for job in self._board.jobs() if last_used_us(job) >= now_us - _EXPORT_US]
+        for name in set(self._moves) - {job.name for job in self._used}:
+            del self._moves[name]
         yield from self._workers()
         yield from self._jobs()
         yield from self._verdicts()
@@ -166,7 +174,10 @@ class BoardCollector(Collector):
         )
         fenced = metrics.counter_family("headrace_batches_fenced_total")
         bad = metrics.counter_family("headrace_bad_samples_total")
-        lost = metrics.counter_family("headrace_samples_dropped_total")
+        lost, moved = (
+            metrics.counter_family("headrace_samples_dropped_total"),
+            metrics.counter_family("headrace_lane_moves_total"),
+        )
         for job in self._used:
             for reason, number in sorted(self._board.bad_reasons.get(job.name, Counter[str]()).items()):
                 bad.add_metric([job.name, reason], number)
@@ -181,7 +192,11 @@ class BoardCollector(Collector):
             remade.add_metric([job.name], sum(record.remade for record in members))
             fenced.add_metric([job.name], sum(record.fenced for record in members))
             lost.add_metric([job.name], dropped(job)[1])
-        return attempt, ranks, live, lanes, unowned, remade, fenced, bad, lost
+            moves = self._moves.get(job.name, Counter[str]())
+            # From 0 on: a counter that is there first with what a dead worker's lanes made of it shows no increase.
+            for reason in sorted({*MOVE_REASONS, *moves}):
+                moved.add_metric([job.name, reason], moves[reason])
+        return attempt, ranks, live, lanes, unowned, remade, fenced, bad, lost, moved
 
     def _verdicts(self) -> Iterable[Metric]:
         verdict, ratio = metrics.gauge_family("headrace_job_verdict"), metrics.gauge_family("headrace_job_starvation_ratio")

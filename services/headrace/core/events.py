@@ -205,9 +205,12 @@ class Note:
     ids: tuple[tuple[str, str | int], ...] = ()
 
 
+MOVE_REASONS = ("lost", "drained", "unable", "unreached", "lagged", "rebalanced")
+
+
 @dataclass(frozen=True, slots=True)
 class LaneMoved:
-    """A lane was taken from a worker. reason: lost, drained, unable, unreached, lagged or rebalanced."""
+    """A lane was taken from a worker. reason: one of MOVE_REASONS."""
 
     lane: int
     owner: str

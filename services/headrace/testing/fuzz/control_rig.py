@@ -111,7 +111,7 @@ class Rig:
         self.instruments = Instruments(CollectorRegistry())
         self.ledger = Ledger(self.store, _RULES, self.instruments)
         self.board = Board(self.ledger, 0.5)
-        self.instruments.registry.register(BoardCollector(self.board))
+        self.instruments.registry.register(BoardCollector(self.board, self.instruments.moves))
         self.manifests = Manifests(_facts, 1e9)
         beats = HeartbeatRules(0.5, 3.0)
         self.service = CoordinatorService(
