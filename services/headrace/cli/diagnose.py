@@ -39,7 +39,7 @@ STYLES = {"input-bound": "bold red", "balanced": "yellow", "compute-bound": "bol
 @click.option("--steps", default=50, show_default=True, type=click.IntRange(1), help="Steps measured in each part.")
 @click.option("--warmup", default=5, show_default=True, type=click.IntRange(0), help="Steps before each that are not measured.")
 @click.option("--pipeline", type=click.Path(path_type=Path, dir_okay=False), help="JSON of a PipelineSpec (its to_dict()).")
-@click.option("--transport", default="auto", show_default=True, help="How batches must come: auto, shm or grpc.")
+@click.option("--transport", default="auto", show_default=True, help="How batches must come: auto, cuda_ipc, shm or grpc.")
 @click.option(
     "--beside/--no-beside",
     default=None,

@@ -18,7 +18,7 @@ LABEL_MEANING = {
     "stage": ", ".join(STAGES),
     "cause": "why a rank waited: the list below",
     "reason": "why something was refused, failed or moved: codes of docs/errors.md, bad samples' reasons, reasons of moves",
-    "transport": "shm, grpc",
+    "transport": "cuda_ipc, shm, grpc",
     "verdict": ", ".join(VERDICTS),
     "pool": "workers that are scaled together, by their setting",
     "engine": "what decodes and augments",
