@@ -169,12 +169,17 @@ def test_every_output_format_holds_the_same_pixels(engine: Engine, entry: Entry,
     if dtype == "uint8":
         assert np.array_equal(found, plain)
         return
+    assert_format(found, plain, spec.output, entry)
+
+
+def assert_format(found, plain, output: ps.Output, entry: Entry) -> None:
+    """That NHWC values, bfloat16 as its bits, are those of plain uint8, rounded once."""
     exact = plain / 255.0
-    if normalize:
-        exact = (exact - np.array(normalize.mean)) / np.array(normalize.std)
-    if dtype == "bfloat16":
+    if output.normalize:
+        exact = (exact - np.array(output.normalize.mean)) / np.array(output.normalize.std)
+    if output.dtype == "bfloat16":
         found = (found.astype(np.uint32) << 16).view(np.float32)
-    half_ulp = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-23}[dtype]
+    half_ulp = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-23}[output.dtype]
     assert np.abs(found - exact).max() <= entry.float_slack * half_ulp * np.abs(exact).max()
 
 
