@@ -193,6 +193,12 @@ def expressions() -> Iterator[tuple[str, str]]:
 def test_every_expression_finds_figures_or_is_known_to_find_none(live: Live) -> None:
     empty: dict[str, list[str]] = {}
     live.cluster.restart_worker(0)  # its lanes move, which the panels on moves must show
+    moved = f"sum(increase(headrace_lane_moves_total[{DEADLINE_S:.0f}s]))"
+    wait_for(
+        lambda: any(float(found["value"][1]) > 0 for found in live.prometheus.query(moved)),
+        "the moves as an increase",
+        DEADLINE_S,
+    )
 
     def looked() -> bool:
         empty.clear()
@@ -222,17 +228,21 @@ def test_rules_and_targets_are_well_in_prometheus_eyes(live: Live) -> None:
 def test_panels_are_drawn_in_a_browser(live: Live, tmp_path: Path) -> None:
     if reason := Browser.missing():
         pytest.skip(reason)
-    pages = draw(live.prometheus, json.loads(DASHBOARDS[0].read_text()), tmp_path, 1.0)
+    board = json.loads(DASHBOARDS[0].read_text())
+    pages = draw(live.prometheus, board, tmp_path, 1.0)
     with Browser() as browser:
-        page = browser.open(pages[0].as_uri(), width=1524)
-        text = page.text()
-        page.screenshot(tmp_path / "overview.png")
-        assert page.problems == []
-        assert page.requests == [pages[0].as_uri()]
+        for path in reversed(pages):  # the overview last
+            page = browser.open(path.as_uri(), width=1524)
+            text = page.text()
+            page.screenshot(path.with_suffix(".png"))
+            assert page.problems == []
+            assert page.requests == [path.as_uri()]
+            assert path.with_suffix(".png").stat().st_size > 20_000
+            page.close()
+    assert len(pages) == 1 + sum(panel["type"] == "row" and panel["collapsed"] for panel in board["panels"])
     assert "Who waits most" in text
     assert re.search(r"resnet, rank [01]", text)
     assert "What removes the largest" in text
-    assert (tmp_path / "overview.png").stat().st_size > 20_000
 
 
 def test_the_demo_runs_with_prometheus_until_it_is_told_to_end(tmp_path: Path) -> None:
