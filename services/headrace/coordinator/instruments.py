@@ -101,6 +101,8 @@ class Instruments:
     def certificate(self, tls: ServerTls | None) -> None:
         """Export from when to when the certificate in use is valid."""
         if tls is not None:
+            for reason in metrics.RELOADS:
+                self._reloads.labels(reason)  # from 0 on: there is one in months, and it is to be seen as an increase
             self.certificate_valid_s = lambda: tls.validity_s
             self._not_before.set_function(lambda: tls.validity_s[0])
             self._not_after.set_function(lambda: tls.validity_s[1])

@@ -24,6 +24,8 @@ UNITS = ("seconds", "bytes", "ratio", "watts", "celsius")
 # A process that exports more is told of (HeadraceTooManySeries, the status page): some label has more values than were meant.
 MOST_SERIES = 50_000
 STAGES = ("read", "decode", "augment", "publish")
+# What comes of a certificate's files that changed.
+RELOADS = ("ok", "refused")
 
 _LATENCY_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 

@@ -52,9 +52,10 @@ WORKERS = Row(
         ),
         Panel(
             "Batches that could not be made, by why",
-            "High, or anything at all: the training stops if the error lasts; docs/errors.md has each.",
-            "suffix: batches/s",
-            (Query(own("rate", "headrace_batches_failed_total", "job, reason"), "{{job}} {{reason}}"),),
+            "Since workers began. High, or anything at all: the training stops if the error lasts; docs/errors.md has each.",
+            "short",
+            # No rate: the first is often the last, and a series that begins with it has none.
+            (Query(f"sum by (job, reason) (headrace_batches_failed_total{{{JOB}}})", "{{job}} {{reason}}"),),
             nothing="none",
         ),
         Panel(

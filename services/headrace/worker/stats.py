@@ -68,6 +68,8 @@ class WorkerStats:
     def certificate(self, tls: ServerTls | None) -> None:
         """Export from when to when the certificate in use is valid."""
         if tls is not None:
+            for reason in metrics.RELOADS:
+                self._reloads.labels(reason)
             self._not_before.set_function(lambda: tls.validity_s[0])
             self._not_after.set_function(lambda: tls.validity_s[1])
 
