@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
+from prometheus_client import Counter as PrometheusCounter
 
 from headrace.core.batch import BAD_REASONS
 from headrace.core.placement import GPU_ENGINES
@@ -23,6 +24,9 @@ from headrace.worker.make_batch import Made
 # slow ones in a row: of them the last hundred or so count.
 _SPEED_WEIGHT = 0.2
 _READ_WEIGHT = 0.02
+# A job that is not held and was not worked for during so long is not exported any more, as coordinators do: those of a year
+# would be thousands of series.
+_FORGET_S = 600.0
 
 
 class WorkerStats:
@@ -54,6 +58,8 @@ class WorkerStats:
         self._engine = metrics.gauge("headrace_worker_engine_info", registry)
         self._gpu_memory_full = metrics.counter("headrace_gpu_memory_full_total", registry)
         self._jobs: set[str] = set()
+        self._used_s: dict[str, float] = {}
+        self._series: dict[str, set[tuple[PrometheusCounter, tuple[str, ...]]]] = {}
         self._lanes = metrics.gauge("headrace_lanes_held", registry)
         self._heartbeat = metrics.histogram("headrace_heartbeat_seconds", registry)
         self._heartbeat_failures = metrics.counter("headrace_heartbeat_failures_total", registry)
@@ -81,15 +87,15 @@ class WorkerStats:
         reads_speed = self._in_flight * samples / max(made.read_s + made.busy_s, 1e-9)
         self._reads_speed = _mean(self._reads_speed, reads_speed, _READ_WEIGHT)
         self.samples_per_s = min(self._engine_speed, self._reads_speed)
-        self._samples.labels(job).inc(samples)
-        self._batches.labels(job).inc()
+        self._of_job(self._samples, job).inc(samples)
+        self._of_job(self._batches, job).inc()
         self._read_bytes.inc(made.read_bytes)
         self._reads.inc(made.requests)
         self._sent_bytes.labels(transport).inc(made.total_bytes + made.device_bytes)
         for stage, seconds in (("read", made.read_s), ("decode", made.decode_s), ("augment", made.augment_s)):
             self._stage.labels(stage).observe(seconds)
         for code, count in made.bad.items():
-            self._bad.labels(job, BAD_REASONS[code]).inc(count)
+            self._of_job(self._bad, job, BAD_REASONS[code]).inc(count)
         now = time.monotonic()
         # Share of the time since the last batch's end that the engine worked, smoothed as the speed is.
         share = min(engine_s / max(now - self._busy_until_s, 1e-9), 1.0)
@@ -99,7 +105,7 @@ class WorkerStats:
 
     def failed(self, job: str, code: str) -> None:
         """Count a batch that could not be made."""
-        self._failed.labels(job, code).inc()
+        self._of_job(self._failed, job, code).inc()
 
     def published(self, seconds: float) -> None:
         """A batch was sealed and handed over, so long after its pixels were there."""
@@ -107,7 +113,7 @@ class WorkerStats:
 
     def outrun(self, job: str) -> None:
         """A batch was made and nobody takes it any more."""
-        self._outrun.labels(job).inc()
+        self._of_job(self._outrun, job).inc()
 
     def engine(self, engine: Engine) -> None:
         """Which engine this worker runs."""
@@ -141,10 +147,24 @@ class WorkerStats:
     def heartbeat(self, seconds: float) -> None:
         """A heartbeat that was answered."""
         self._heartbeat.observe(seconds)
+        self._forget(time.monotonic())
 
     def heartbeat_failed(self, code: str) -> None:
         """A heartbeat that was not."""
         self._heartbeat_failures.labels(code).inc()
+
+    def _of_job(self, counter: PrometheusCounter, *labels: str) -> PrometheusCounter:
+        """A counter's series of the job that is its first label."""
+        job = labels[0]
+        self._used_s[job] = time.monotonic()
+        self._series.setdefault(job, set()).add((counter, labels))
+        return counter.labels(*labels)
+
+    def _forget(self, now_s: float) -> None:
+        for job in [job for job, used_s in self._used_s.items() if job not in self._jobs and now_s > used_s + _FORGET_S]:
+            del self._used_s[job]
+            for counter, labels in self._series.pop(job):
+                counter.remove(*labels)
 
 
 def _mean(before: float, newest: float, weight: float) -> float:
