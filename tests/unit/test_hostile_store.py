@@ -74,6 +74,16 @@ def test_values_that_cannot_be(rig: Rig, table: Table, field: str, values: dict[
         rig.run(rig.ledger.update(BAD, _tick()))
 
 
+@pytest.mark.parametrize("name", ["dataset", "fingerprint", "manifest_hash", "label_kind"])
+def test_a_text_of_a_jobs_spec_that_no_answer_can_hold(rig: Rig, name: str) -> None:
+    rig.reset()
+    spec = json.loads(rig.store.snapshot()[0][MAIN]["job"].data)["spec"]
+    write(rig, MAIN, "job", changed(rig, MAIN, "job", spec={**spec, name: "\ud800"}))
+    rig.run(rig.look())
+    with pytest.raises(RecordInvalid):
+        rig.run(rig.ledger.update(BAD, _tick()))
+
+
 @pytest.mark.parametrize("field", ["-1", "65536", "x", "", "1" * 5000, "²"])
 def test_a_record_under_a_name_that_is_no_number(rig: Rig, field: str) -> None:
     rig.reset()

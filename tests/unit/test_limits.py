@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -135,6 +136,16 @@ def test_what_a_job_takes_from_its_manifest(field: str, limit: int) -> None:
 def test_half_of_a_surrogate_pair_is_refused_before_it_can_break_a_log_or_a_record() -> None:
     with pytest.raises(ProtocolMismatch, match="UTF-8"):
         messages.decode(hello(job="\ud800"))
+
+
+@pytest.mark.parametrize("text", ["\ud800", "x" * (limits.ADDRESS_CHARS + 1)], ids=["surrogate", "long"])
+@pytest.mark.parametrize("name", [each.name for each in fields(JobSpec) if each.type in ("str", "Tail")])
+def test_every_text_of_a_job_is_one_that_can_be_shown(name: str, text: str) -> None:
+    """A coordinator's answers and records hold them: what no UTF-8 has would end each answer that lists jobs."""
+    job = {**JobSpec("j", "/d", 8).to_dict(), name: text}
+    with pytest.raises(SpecInvalid) as caught:
+        JobSpec.from_dict(job)
+    assert caught.value.ids["field"] == name
 
 
 @pytest.mark.parametrize("kind", [lambda *a: Failed(3, *a), Refuse])

@@ -112,6 +112,8 @@ class JobSpec:
             raise SpecInvalid("seed must fit 64 bits", field="seed")
         if not 0 <= self.max_bad_share <= 1:
             raise SpecInvalid(f"max_bad_share must be from 0 to 1, not {shown(self.max_bad_share)}", field="max_bad_share")
+        for name in ("dataset", "fingerprint", "manifest_hash", "label_kind"):
+            limits.text(getattr(self, name), name, error=SpecInvalid, limit=MAX_ADDRESS_CHARS, field=name)
         object.__setattr__(self, "max_bad_share", float(self.max_bad_share))
 
     def to_dict(self) -> dict[str, Any]:
