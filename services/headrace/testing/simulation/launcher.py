@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 60.0
 JOIN_S = 30.0
+# A rank whose step waits for others that are gone is ended after so long, as by a collective's own deadline.
+HUNG_S = 20.0
 # A bar lapses within 30 s; a lane is relieved within some 10.
 PEACE_S = 45.0
 
@@ -131,7 +133,10 @@ class Launcher:
                 if self.world.faulty and self._rng.random() < 0.2:
                     self.world.trace.fault("trainer left behind", rank=rank.host.name)
                     rank.host.pause()
-                    rank.host.loop.call_later(self._rng.uniform(1.0, 8.0), rank.host.wake)
+                    pause_s = self._rng.uniform(1.0, 8.0)
+                    rank.host.loop.call_later(pause_s, rank.host.wake)
+                    # Waiting for ranks that have left it hears nothing, and the next attempt waits for it.
+                    rank.host.loop.call_later(pause_s + HUNG_S, rank.host.kill)
                 else:
                     rank.host.kill()
         self.ranks = [(life, rank) for life, rank in self.ranks if rank.host.alive]
