@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from headrace.core.verdict import VERDICTS
 from headrace.testing.cluster import Cluster
 from headrace.testing.demo_dataset import make_demo_dataset
 
@@ -78,6 +80,18 @@ def test_the_trainer_of_the_readme_runs_as_it_stands(fleet: Cluster, dataset: st
     assert [state["epoch"] + bool(state["step"]) for state in saved] == [1, 2]
     exec(code, {**names})
     assert len(shapes) == 2
+
+
+def test_the_example_step_is_diagnosed(fleet: Cluster, dataset: str) -> None:
+    command = [sys.executable, "-m", "headrace", "diagnose", dataset, "--coordinator", fleet.addresses, "--batch-size", "8"]
+    done = subprocess.run(
+        [*command, "--step", "diagnose_step:step", "--steps", "5", "--warmup", "1", "--json"],
+        capture_output=True, text=True, timeout=110, cwd=EXAMPLES, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["verdict"] in VERDICTS
+    assert found["measured"]["cached_s"] > 0
 
 
 def test_two_ranks_learn_together_with_equal_steps(fleet: Cluster, dataset: str) -> None:
