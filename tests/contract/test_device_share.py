@@ -250,7 +250,8 @@ async def test_a_hundred_dead_ranks_leave_neither_memory_nor_descriptors(path: P
         for number in range(100):
             await come_and_go(number)
         await eventually(lambda: not memory.blocks)
-        assert device_fds() == before == 0
+        assert before == 0
+        await eventually(lambda: device_fds() == 0)  # a rank's end of what it had received goes a moment after it
 
 
 async def test_a_worker_that_stops_frees_all(path: Path) -> None:

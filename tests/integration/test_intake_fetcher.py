@@ -18,9 +18,15 @@ from headrace.client.transports import fetch_host
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.fetch_host import FetchHost
 from headrace.core.errors import PeerGone, WaitTimeout
+from headrace.testing.leaks import fetchers_of
 from headrace.wire.messages import Ready
 from tests.integration.fake_worker import Connection
 from tests.integration.intake_bench import DEADLINE_S, Bench, eat, take_in_vain, until
+
+
+def fetchers() -> list[psutil.Process]:
+    """Those of this process; other tests may have left children of other kinds."""
+    return [psutil.Process(pid) for pid in fetchers_of(os.getpid())]
 
 
 def _ready_lies_unread(pipe: socket.socket) -> bool:
@@ -82,7 +88,7 @@ def test_a_fetcher_that_hangs_is_named_killed_and_started_again(bench: Bench, mo
     intake = bench.intake("grpc")
     intake.update(bench.tables.give(worker))
     eat(intake, range(5))
-    (fetcher,) = psutil.Process().children()
+    (fetcher,) = fetchers()
     os.kill(fetcher.pid, signal.SIGSTOP)
     until(lambda: len(worker.made) >= 8, "the window is full")
     waiter = take_in_vain(intake, 399, 30.0)
@@ -123,10 +129,10 @@ def test_batches_go_on_after_a_fetcher_hung(bench: Bench, monkeypatch: pytest.Mo
     intake = bench.intake("grpc")
     intake.update(bench.tables.give(worker))
     eat(intake, range(5))
-    (fetcher,) = psutil.Process().children()
+    (fetcher,) = fetchers()
     os.kill(fetcher.pid, signal.SIGSTOP)
     eat(intake, range(5, 30))
-    (after,) = psutil.Process().children()
+    (after,) = fetchers()
     assert after.pid != fetcher.pid and len(worker.hellos) == 2
 
 
@@ -137,7 +143,7 @@ def test_a_fetcher_that_works_is_left_alone(bench: Bench, monkeypatch: pytest.Mo
     intake = bench.intake("grpc")
     intake.update(bench.tables.give(worker))
     eat(intake, range(5))
-    (fetcher,) = psutil.Process().children()
+    (fetcher,) = fetchers()
     pings = [0]
     send = FetchHost.send
 
@@ -148,7 +154,7 @@ def test_a_fetcher_that_works_is_left_alone(bench: Bench, monkeypatch: pytest.Mo
     monkeypatch.setattr(FetchHost, "send", counted)
     until(lambda: pings[0] >= 3, "it is pinged while nothing flows")
     eat(intake, range(5, 20))
-    assert psutil.Process().children() == [fetcher]
+    assert fetchers() == [fetcher]
 
 
 def test_a_pause_of_this_process_is_not_held_against_the_fetcher() -> None:
@@ -175,14 +181,14 @@ def test_a_fetcher_that_outlives_its_kill_holds_nobody_up_and_writes_to_no_slab_
     intake = bench.intake("grpc")
     intake.update(bench.tables.give(worker))
     eat(intake, range(5))
-    (fetcher,) = psutil.Process().children()
+    (fetcher,) = fetchers()
     with monkeypatch.context() as patch:
         patch.setattr(subprocess.Popen, "kill", lambda process: None)  # as if it hung in the kernel
         slab = intake._links.fetch.host.slab  # type: ignore[union-attr]
         os.kill(fetcher.pid, signal.SIGSTOP)
         eat(intake, range(5, 30))
         assert fetcher.status() == psutil.STATUS_STOPPED
-        assert len(psutil.Process().children()) == 2 and slab.memory.closed
+        assert len(fetchers()) == 2 and slab.memory.closed
     fetcher.kill()
     until(lambda: not psutil.pid_exists(fetcher.pid), "it is reaped once it is dead")
     eat(intake, range(30, 40))
