@@ -250,8 +250,8 @@ async def test_a_hundred_dead_ranks_leave_neither_memory_nor_descriptors(path: P
         for number in range(100):
             await come_and_go(number)
         await eventually(lambda: not memory.blocks)
-        assert before == 0
-        await eventually(lambda: device_fds() == 0)  # a rank's end of what it had received goes a moment after it
+        # Others' tests may have left some in this process; a rank's end of what it received goes a moment after it.
+        await eventually(lambda: device_fds() <= before)
 
 
 async def test_a_worker_that_stops_frees_all(path: Path) -> None:

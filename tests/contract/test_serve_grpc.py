@@ -128,6 +128,11 @@ async def test_staging_is_two_slots(path: Path) -> None:
 
 
 async def test_control_messages_do_not_wait_for_a_whole_batch(path: Path) -> None:
+    """Said while a batch is on its way. Where the machine is slow, it may all be on its way already: then again."""
+    assert any([await _said_within_a_batch(path) for _ in range(5)])
+
+
+async def _said_within_a_batch(path: Path) -> bool:
     producer = NullProducer(BIG, auto=False, fill=False)
     async with serving("grpc", path, producer) as harness:
         rank = await harness.connect()
@@ -138,8 +143,8 @@ async def test_control_messages_do_not_wait_for_a_whole_batch(path: Path) -> Non
         seen: list[messages.Message] = []
         while not isinstance(message := await rank.receive(), messages.Ready):
             seen.append(message)
-        assert messages.Started(1, 1) in seen
         await rank.close()
+    return messages.Started(1, 1) in seen
 
 
 async def test_a_drained_stream_ends_with_its_mark_and_whole_batches(path: Path) -> None:
