@@ -154,6 +154,31 @@ class Context:
             call(driver.cuDevicePrimaryCtxRelease, self.device)
 
 
+class OnGpu:
+    """What all kinds of device memory share: their GPU, and copies by its context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.gpu = context.ordinal
+        self.dlpack_device = (2, context.ordinal)
+
+    def write(self, pointer: int, data: bytes | memoryview) -> None:
+        """See DeviceMemory."""
+        self._context.write(pointer, data)
+
+    def read(self, pointer: int, out: memoryview) -> None:
+        """See DeviceMemory."""
+        self._context.read(pointer, out)
+
+    def host_buffer(self, nbytes: int) -> HostBuffer:
+        """See DeviceMemory."""
+        return self._context.host_buffer(nbytes)
+
+    def close(self) -> None:
+        """See DeviceMemory."""
+        self._context.close()
+
+
 def _address(data: bytes | memoryview) -> int:
     """Also of what is read-only, which ctypes refuses. `data` must be kept until the copy is waited for."""
     return int(np.frombuffer(data, np.uint8).ctypes.data)

@@ -11,24 +11,19 @@ import ctypes
 from cuda.bindings import driver
 
 from headrace.core.errors import TransportUnavailable
-from headrace.wire.cuda_calls import Context, call
-from headrace.wire.device_memory import Block, Handle, HostBuffer, round_up
+from headrace.wire.cuda_calls import OnGpu, call
+from headrace.wire.device_memory import Block, Handle, round_up
 
 # Smaller allocations may share a block with others, and a handle would map those as well.
 GRANULARITY = 2 << 20
 HANDLE_BYTES = 64
 
 
-class LegacyMemory:
+class LegacyMemory(OnGpu):
     """See wire.device_memory.DeviceMemory."""
 
     kind = "legacy"
     outlives_owner = False
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self.gpu = context.ordinal
-        self.dlpack_device = (2, context.ordinal)
 
     def allocate(self, nbytes: int) -> Block:
         """See DeviceMemory."""
@@ -52,22 +47,6 @@ class LegacyMemory:
         """See DeviceMemory."""
         with self._context.current():
             call(driver.cuIpcCloseMemHandle if block.imported else driver.cuMemFree, block.pointer)
-
-    def write(self, pointer: int, data: bytes | memoryview) -> None:
-        """See DeviceMemory."""
-        self._context.write(pointer, data)
-
-    def read(self, pointer: int, out: memoryview) -> None:
-        """See DeviceMemory."""
-        self._context.read(pointer, out)
-
-    def host_buffer(self, nbytes: int) -> HostBuffer:
-        """See DeviceMemory."""
-        return self._context.host_buffer(nbytes)
-
-    def close(self) -> None:
-        """See DeviceMemory."""
-        self._context.close()
 
 
 def handle_bytes(handle: driver.CUipcMemHandle) -> bytes:

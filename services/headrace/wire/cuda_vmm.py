@@ -12,8 +12,8 @@ from typing import Any
 from cuda.bindings import driver
 
 from headrace.core.errors import TransportUnavailable
-from headrace.wire.cuda_calls import Context, call
-from headrace.wire.device_memory import Block, Handle, HostBuffer, round_up
+from headrace.wire.cuda_calls import Context, OnGpu, call
+from headrace.wire.device_memory import Block, Handle, round_up
 
 _FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -25,16 +25,14 @@ class _Mapping:
     handle: Any
 
 
-class VmmMemory:
+class VmmMemory(OnGpu):
     """See wire.device_memory.DeviceMemory."""
 
     kind = "vmm"
     outlives_owner = True
 
     def __init__(self, context: Context) -> None:
-        self._context = context
-        self.gpu = context.ordinal
-        self.dlpack_device = (2, context.ordinal)
+        super().__init__(context)
         self._granularity = 0
 
     def allocate(self, nbytes: int) -> Block:
@@ -73,22 +71,6 @@ class VmmMemory:
             call(driver.cuMemAddressFree, block.pointer, block.nbytes)
             if block.state.handle is not None:
                 call(driver.cuMemRelease, block.state.handle)
-
-    def write(self, pointer: int, data: bytes | memoryview) -> None:
-        """See DeviceMemory."""
-        self._context.write(pointer, data)
-
-    def read(self, pointer: int, out: memoryview) -> None:
-        """See DeviceMemory."""
-        self._context.read(pointer, out)
-
-    def host_buffer(self, nbytes: int) -> HostBuffer:
-        """See DeviceMemory."""
-        return self._context.host_buffer(nbytes)
-
-    def close(self) -> None:
-        """See DeviceMemory."""
-        self._context.close()
 
     def _map(self, handle: Any, size: int) -> int:
         """Map physical memory where there is room, readable and writable on this GPU."""
