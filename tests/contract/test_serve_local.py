@@ -10,6 +10,8 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -60,6 +62,31 @@ def test_a_killed_owners_file_is_taken_over_a_live_ones_is_not(path: Path) -> No
     bound.close()
     bound.close()
     assert not path.exists()
+
+
+def test_a_stale_file_stays_until_the_new_socket_takes_its_place(path: Path) -> None:
+    """Who finds none believes that there is no such worker: at each line of our code there is one."""
+    lines: list[bool] = []
+
+    def look(frame: FrameType, event: str, _: object) -> Any:
+        lines.append(os.path.lexists(path))
+        return look
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
+        stale.bind(os.fspath(path))
+    path.with_name("worker.sock.new").touch()
+    old = path.stat().st_ino
+    sys.settrace(look)
+    try:
+        bound = BoundSocket(path)
+    finally:
+        sys.settrace(None)
+    assert len(lines) > 20 and all(lines)
+    assert path.stat().st_ino != old
+    assert {entry.name for entry in path.parent.iterdir()} == {"worker.sock", "worker.sock.lock"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
+        rank.connect(os.fspath(path))
+    bound.close()
 
 
 def test_a_foreign_live_socket_is_not_taken_over(path: Path) -> None:

@@ -29,15 +29,13 @@ class BoundSocket:
         self.path = path
         self._lock = _take_lock(path)
         try:
-            _remove_stale(path)
+            _check_free(path)
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         except BaseException:
             os.close(self._lock)
             raise
         try:
-            self.socket.bind(os.fspath(path))
-            path.chmod(mode)
-            self.socket.listen(backlog)
+            _listen(self.socket, path, mode, backlog)
         except OSError as error:
             self.close()
             raise _bind_error(path, error) from error
@@ -66,8 +64,27 @@ def _take_lock(path: Path) -> int:
     return lock
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove a socket file that nobody listens to."""
+def _listen(bound: socket.socket, path: Path, mode: int, backlog: int) -> None:
+    """Listen beside the path, then take its place at once.
+
+    A stale file stays until then: who finds none believes that this node has no such worker, and a rank that insists on shared
+    memory ends on it. Bound by way of its directory's descriptor, the longer name needs no room in a socket address.
+    """
+    beside = path.with_name(path.name + ".new")
+    beside.unlink(missing_ok=True)  # of a process that died right here; the lock is ours
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        bound.bind(f"/proc/self/fd/{directory}/{beside.name}")
+        beside.chmod(mode)
+        bound.listen(backlog)
+        beside.replace(path)
+    finally:
+        os.close(directory)
+        beside.unlink(missing_ok=True)
+
+
+def _check_free(path: Path) -> None:
+    """Raise PortInUse unless there is nothing, or a socket file that nobody listens to."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -80,7 +97,6 @@ def _remove_stale(path: Path) -> None:
         code = probe.connect_ex(os.fspath(path))
     if code != errno.ECONNREFUSED:  # also EPROTOTYPE: a live socket of another type; EAGAIN: a full backlog
         raise _in_use(path)
-    path.unlink(missing_ok=True)
 
 
 def _in_use(path: Path) -> PortInUse:
