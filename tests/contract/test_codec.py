@@ -16,7 +16,7 @@ from headrace.testing.image_variants import image_variants
 from headrace.worker.engines import decode_half, pixels, region_probe
 from headrace.worker.engines.codec import Codec, Device
 from headrace.worker.engines.codec_plan import Route, route_of, routes_of
-from headrace.worker.engines.cpu import CpuEngine
+from headrace.worker.engines.cpu import CpuEngine, find_native
 from headrace.worker.engines.decode_half import DecodeHalf
 from headrace.worker.engines.geometry import fused_count
 from headrace.worker.engines.jpeg_scan import scan_fault
@@ -93,11 +93,15 @@ def is_taken(kind: ImageKind) -> bool:
     return probe.reason == "none" and route_of(probe.header, hardware=True) != Route.HOST
 
 
-def test_the_scan_check_says_what_the_whole_decode_says() -> None:
+@pytest.mark.parametrize("by", ["native core", "library"])
+def test_the_scan_check_says_what_the_whole_decode_says(by: str) -> None:
+    core = find_native() if by == "native core" else None
+    if by == "native core" and core is None:
+        pytest.skip("no native core here")
     taken = [kind for kind in image_variants() if is_taken(kind)]
     assert len(taken) > 30
     for kind in taken:
-        assert scan_fault(pixels.probe(kind.data, DECODE)) == whole_verdict(kind.data), kind.name
+        assert scan_fault(pixels.probe(kind.data, DECODE), core) == whole_verdict(kind.data), kind.name
     rng = np.random.default_rng(5)
     for form in ({}, {"progressive": True}, {"subsampling": "4:4:4"}, {"quality": 40}):
         whole = encode(photo(500, 375), "JPEG", **{"quality": 90, **form})
@@ -107,7 +111,7 @@ def test_the_scan_check_says_what_the_whole_decode_says() -> None:
             mask = rng.integers(1, 256, 40, dtype=np.uint8)
             data = patch(whole, at, (np.frombuffer(whole, np.uint8)[at : at + 40] ^ mask).tobytes())
             if pixels.probe(data, DECODE).reason == "none":
-                verdicts.append(scan_fault(pixels.probe(data, DECODE)))
+                verdicts.append(scan_fault(pixels.probe(data, DECODE), core))
                 assert verdicts[-1] == whole_verdict(data)
         assert verdicts.count("corrupt") >= 25, form
 
@@ -147,7 +151,7 @@ def test_what_nvimgcodec_refuses_against_its_word_is_made_or_judged_by_the_cpu_e
 ) -> None:
     # A Huffman table that is none, of which our header says nothing. Were it not for the check, it would get to nvImageCodec.
     bogus = patch(PHOTO, PHOTO.index(b"\xff\xc4") + 5, b"\xff" * 16)
-    monkeypatch.setattr(decode_half, "scan_fault", lambda probe: "none")
+    monkeypatch.setattr(decode_half, "scan_fault", lambda probe, core: "none")
     cpu = CpuEngine(2)
     spec = PipelineSpec()
     half = DecodeHalf(spec, 1, cpu, Device(None, hardware=True), fused=fused_count(spec))

@@ -33,6 +33,7 @@ from headrace.worker.engines.dali import DaliEngine
 from headrace.worker.engines.dali_input import plain_jpeg
 from headrace.worker.engines.dali_line import Line
 from headrace.worker.engines.dali_stages import Stage, StageFailed
+from headrace.worker.engines.jpeg_scan import scan_fault
 from headrace.worker.engines.output import Writer
 
 JPEG = encode(photo(), "JPEG", quality=90)
@@ -51,7 +52,7 @@ def engine():
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """All damage reaches DALI."""
-    monkeypatch.setattr(dali, "scan_fault", lambda probe: "none")
+    monkeypatch.setattr(dali, "scan_fault", lambda probe, core: "none")
 
 
 def run(prepared, datas, spec: PipelineSpec = SPEC, first: int = 0):
@@ -166,7 +167,7 @@ def test_dali_passes_over_damage_and_so_the_scan_is_checked(engine, monkeypatch:
     for with_core in (engine, registry.create("dali", 2)):
         prepared = with_core.prepare(SPEC, 5)
         assert run(prepared, [JPEG, cut, lost])[1] == ["none", "truncated", "corrupt"]
-    monkeypatch.setattr(dali, "scan_fault", lambda probe: "none")
+    monkeypatch.setattr(dali, "scan_fault", lambda probe, core: "none")
     found, reasons = run(engine.prepare(SPEC, 5), [JPEG, JPEG, lost])
     assert reasons == ["none"] * 3, "DALI sees damage now: is the check still needed?"
     assert not np.array_equal(found[2], run(prepared, [JPEG] * 3)[0][2]), "and it is garbage that it makes of it"
@@ -183,7 +184,7 @@ def test_the_native_core_and_libjpeg_refuse_the_same(kind) -> None:
     if core is None:
         pytest.skip("no native core here")
     probe = dali.pixels.probe(kind.data, ps.Decode())
-    assert core.undamaged(kind.data, (header.height, header.width)) == (dali.scan_fault(probe) == "none")
+    assert scan_fault(probe, core) == scan_fault(probe, None)
 
 
 def upright(data: bytes):

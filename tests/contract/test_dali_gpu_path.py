@@ -145,7 +145,7 @@ def test_a_slot_that_does_not_fit_is_refused(on_gpu: DaliEngine, slot: DeviceSlo
 def test_an_image_that_the_cpu_refuses_too_is_bad_and_one_that_it_takes_is_not(
     on_gpu: DaliEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dali, "scan_fault", lambda probe: "none")
+    monkeypatch.setattr(dali, "scan_fault", lambda probe, core: "none")
     spec = PipelineSpec(ops=GEOMETRY)
     assert run(on_gpu, spec, [JPEG, REFUSED, JPEG], device=True)[1] == ["none", "corrupt", "none"]
     other = encode(photo(), "JPEG", quality=80)

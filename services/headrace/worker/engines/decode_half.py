@@ -54,6 +54,7 @@ class DecodeHalf:
         self._device = device
         self._fused = fused
         self._cpu_spec = replace(spec, output=Output("uint8", "NHWC"))
+        self._core = cpu.core
         self._cpu = cpu.prepare(self._cpu_spec, seed)
 
     def run(
@@ -71,7 +72,7 @@ class DecodeHalf:
         host = np.flatnonzero(routes == Route.HOST).tolist()
         planned = routes.copy()
         hosted = pool.submit(self._make, rows, keys, host)
-        check_s = _check(rows, np.flatnonzero(routes != Route.HOST).tolist(), pool)
+        check_s = self._check(rows, np.flatnonzero(routes != Route.HOST).tolist(), pool)
         images: dict[int, nvimgcodec.Image] = {}
         started = time.thread_time()
         for route in (Route.HARDWARE, Route.CUDA):
@@ -106,22 +107,21 @@ class DecodeHalf:
         rows.reasons[which] = result.reasons
         return pixels, result
 
+    def _check(self, rows: Rows, which: list[int], pool: ThreadPoolExecutor) -> float:
+        """Note the damage in these rows' scans; returns thread-seconds."""
+
+        def check(row: int) -> float:
+            started = time.thread_time()
+            probe = rows.probes[row]
+            assert probe is not None
+            fault = scan_fault(probe, self._core)
+            if fault != "none":
+                rows.refuse(row, fault)
+            return time.thread_time() - started
+
+        return sum(pool.map(check, which))
+
 
 def _join(hosted: Future[tuple[Pixels, RunResult]], host: list[int]) -> tuple[dict[int, Pixels], RunResult]:
     pixels, result = hosted.result()
     return dict(zip(host, pixels, strict=True)), result
-
-
-def _check(rows: Rows, which: list[int], pool: ThreadPoolExecutor) -> float:
-    """Note the damage in these rows' scans; returns thread-seconds."""
-
-    def check(row: int) -> float:
-        started = time.thread_time()
-        probe = rows.probes[row]
-        assert probe is not None
-        fault = scan_fault(probe)
-        if fault != "none":
-            rows.refuse(row, fault)
-        return time.thread_time() - started
-
-    return sum(pool.map(check, which))
