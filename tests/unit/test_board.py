@@ -65,7 +65,7 @@ class World(MemoryStore):
     async def beat(self, names: str) -> None:
         for name in names:
             record = WorkerRecord(Endpoint(name, f"{name}-1", "n", "g", ""), "fp", SPEC.pipeline.op_names, 0.0, 1, False, 0)
-            await self.ledger.heartbeat(record, TTL_US)
+            await self.ledger.fleet.heartbeat(record, TTL_US)
 
     async def go(self, seconds: float, names: str) -> None:
         """Half-second passes, between the heartbeats of some workers and the rank's reports."""

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from headrace.coordinator.fleet_ledger import JOBS, WORKERS
 from headrace.coordinator.instruments import Instruments
-from headrace.coordinator.ledger import JOBS, WORKERS, Ledger
+from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.store import Key, Loaded
 from headrace.coordinator.store_memory import MemoryStore
 from headrace.core.errors import JobUnknown, SessionSuperseded, StaleToken, StoreConflict
@@ -90,13 +91,13 @@ async def test_a_heartbeat_costs_one_request_and_a_replaced_process_is_told() ->
     def stated(incarnation: str) -> WorkerRecord:
         return WorkerRecord(Endpoint("w", incarnation, "n", "g", ""), "fp", (), 0.0, 1, False, 0)
 
-    assert (await one.heartbeat(stated("1"), 10**9))[0] is None
+    assert (await one.fleet.heartbeat(stated("1"), 10**9))[0] is None
     before = store.requests
-    assert (await one.heartbeat(stated("1"), 10**9))[0] is not None
+    assert (await one.fleet.heartbeat(stated("1"), 10**9))[0] is not None
     assert store.requests == before + 1
-    await two.heartbeat(stated("2"), 10**9)
+    await two.fleet.heartbeat(stated("2"), 10**9)
     with pytest.raises(StaleToken):
-        await one.heartbeat(stated("1"), 10**9)
+        await one.fleet.heartbeat(stated("1"), 10**9)
 
 
 async def test_the_index_of_jobs_is_put_back_when_it_was_lost() -> None:
@@ -104,9 +105,9 @@ async def test_the_index_of_jobs_is_put_back_when_it_was_lost() -> None:
     one, two = replicas(store)
     session = await formed(one, two)
     await store.commit({}, {Key(JOBS, "job"): None})
-    assert (await one.fleet()).jobs == frozenset()
+    assert (await one.fleet.look()).jobs == frozenset()
     await one.update("job", report(session, 1), rank=0)
-    assert (await one.fleet()).jobs == {"job"}
+    assert (await one.fleet.look()).jobs == {"job"}
 
 
 async def test_bad_samples_count_once_each_epoch() -> None:
@@ -124,7 +125,7 @@ async def test_a_call_for_nothing_leaves_nothing_behind() -> None:
     one, _ = replicas(MemoryStore())
     with pytest.raises(JobUnknown):
         await one.update("job", claim(0))
-    assert (await one.fleet()).jobs == frozenset()
+    assert (await one.fleet.look()).jobs == frozenset()
 
 
 async def test_losing_all_the_time_ends_in_a_conflict_that_may_be_retried() -> None:
@@ -167,7 +168,7 @@ async def test_a_commit_that_was_confirmed_while_an_attempt_began_counts() -> No
             await two.update("job", replace(each, consumed=9, committed=9), rank=rank)
 
     await one.update("job", replace(reports[0], consumed=9, committed=9), rank=0)
-    workers = (await one.fleet()).workers
+    workers = (await one.fleet.look()).workers
     store.between = commits  # type: ignore[assignment]
     outcome = await one.update("job", claim(0, attempt=2, nonce="x"), workers=workers)
     assert store.between is None
@@ -209,26 +210,26 @@ def stated(name: str, **change: object) -> WorkerRecord:
 async def test_a_worker_record_that_cannot_be_read_is_skipped_and_written_anew() -> None:
     store = MemoryStore()
     one, two = replicas(store)
-    await one.heartbeat(stated("a"), 10**9)
+    await one.fleet.heartbeat(stated("a"), 10**9)
     for garbage in (b"{", b"[]", b"null", b'{"endpoint": 3}', b"\xff"):
         await store.commit({}, {Key(WORKERS, "b"): garbage})
-        assert list((await two.fleet()).workers) == ["a"]
-    await two.heartbeat(stated("b"), 10**9)
-    assert sorted((await one.fleet()).workers) == ["a", "b"]
+        assert list((await two.fleet.look()).workers) == ["a"]
+    await two.fleet.heartbeat(stated("b"), 10**9)
+    assert sorted((await one.fleet.look()).workers) == ["a", "b"]
 
 
 async def test_a_clock_that_is_put_back_keeps_no_dead_worker_alive() -> None:
     now_us = 1_700_000_000_000_000
     store = MemoryStore(lambda: now_us)
     ledger = Ledger(store, Rules(), Instruments(CollectorRegistry()), lambda: now_us)
-    await ledger.heartbeat(stated("a"), 3_000_000)
+    await ledger.fleet.heartbeat(stated("a"), 3_000_000)
     now_us -= 3_600_000_000
-    assert (await ledger.fleet()).workers["a"].alive(now_us)
+    assert (await ledger.fleet.look()).workers["a"].alive(now_us)
     now_us += 3_100_000
-    fleet = await ledger.fleet()
+    fleet = await ledger.fleet.look()
     assert not fleet.workers["a"].alive(fleet.now_us)
-    await ledger.heartbeat(stated("a"), 3_000_000)
-    assert (await ledger.fleet()).workers["a"].alive(now_us)
+    await ledger.fleet.heartbeat(stated("a"), 3_000_000)
+    assert (await ledger.fleet.look()).workers["a"].alive(now_us)
 
 
 async def test_a_job_that_nobody_used_for_long_is_forgotten_with_all_that_was_noted_of_it() -> None:
@@ -243,12 +244,12 @@ async def test_a_job_that_nobody_used_for_long_is_forgotten_with_all_that_was_no
     assert not await one.forget_job("job", 30 * day_us)  # opened 40 days ago, used 20 days ago
     now_us += 11 * day_us
     assert await one.forget_job("job", 30 * day_us)
-    assert (await two.fleet()).jobs == frozenset()
+    assert (await two.fleet.look()).jobs == frozenset()
     assert (await two.quarantine.of("job")).total == 0
     with pytest.raises(JobUnknown):
         await two.update("job", claim(0))
     assert (await formed(one, two)).attempt == 1  # the name is free
-    assert (await two.fleet()).jobs == {"job"}
+    assert (await two.fleet.look()).jobs == {"job"}
 
 
 async def test_a_job_that_says_how_long_it_is_of_use_is_forgotten_after_that() -> None:
@@ -273,4 +274,4 @@ async def test_a_name_in_the_index_without_a_job_is_forgotten() -> None:
     one, _ = replicas(store := MemoryStore())
     await store.commit({}, {Key(JOBS, "ghost"): b"1"})
     assert await one.forget_job("ghost", 1)
-    assert (await one.fleet()).jobs == frozenset()
+    assert (await one.fleet.look()).jobs == frozenset()

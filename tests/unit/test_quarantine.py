@@ -30,10 +30,6 @@ class SlowStore(MemoryStore):
         return await super().commit(expected, writes, hint)
 
 
-async def plain(call):  # type: ignore[no-untyped-def]
-    return await call
-
-
 def met(sample: int, epoch: int, reason: str = "corrupt") -> BadSample:
     return BadSample(epoch, sample, f"key{sample}", reason)
 
@@ -63,7 +59,7 @@ def test_a_record_stays_small_and_exact_over_thousands_of_epochs_with_gaps() -> 
 
 async def test_replicas_that_note_the_same_samples_at_the_same_time_lose_none() -> None:
     store = SlowStore()
-    lists = [Quarantine(store, plain) for _ in range(4)]
+    lists = [Quarantine(store) for _ in range(4)]
     calls = [
         lists[turn % 4].record("job", [met(sample, epoch) for sample in range(30)])
         for turn, epoch in enumerate([0, 1, 2, 3, 0, 1, 2, 3])
@@ -76,7 +72,7 @@ async def test_replicas_that_note_the_same_samples_at_the_same_time_lose_none() 
 
 async def test_the_list_is_bounded_and_what_finds_no_room_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "MAX_BAD_SAMPLES", 10)
-    bad = Quarantine(MemoryStore(), plain)
+    bad = Quarantine(MemoryStore())
     with capture_logs() as told:
         await bad.record("job", [met(sample, 0) for sample in range(8)])
         await bad.record("job", [met(sample, 0, "empty") for sample in range(6, 14)])

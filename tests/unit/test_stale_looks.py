@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from headrace.coordinator.board import Board
+from headrace.coordinator.fleet_ledger import JOBS, WORKERS
 from headrace.coordinator.instruments import Instruments
-from headrace.coordinator.ledger import JOBS, WORKERS, Ledger
+from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.shared import Shared
 from headrace.coordinator.store import Loaded
 from headrace.core.events import Join, Open, Progress, Rules, Tick
@@ -198,7 +199,8 @@ async def test_nothing_is_remembered_of_a_job_that_another_replica_forgot() -> N
         world.board.next_change(name)  # a watcher that is about to be told
         del change
     gc.collect()
-    for owner in (world.board, world.ledger, world.board.recent, world.board._tables, world.board._holdings):
+    board, ledger = world.board, world.ledger
+    for owner in (board, ledger, ledger.fleet, board.recent, board._tables, board._holdings):
         held = {name: value for name, value in vars(owner).items() if "job-" in repr(value)}
         assert not held, f"{type(owner).__name__} remembers {held}"
 
@@ -211,7 +213,7 @@ async def test_a_clock_that_is_put_back_makes_no_look_at_the_fleet_take_thousand
     world.now_us -= 3600 * S
     for _ in range(10):
         before = world.writes
-        fleet = await world.ledger.fleet()
+        fleet = await world.ledger.fleet.look()
         assert world.writes - before <= 150
         world.now_us += 4 * S
     assert not [name for name in names if fleet.workers[name].alive(world.now_us)]
@@ -241,7 +243,7 @@ async def test_an_answer_that_comes_late_shortens_nobodys_life() -> None:
     world.late_us = 2 * S
     await world.ledger.update("job", Tick(0), workers={})
     await world.beat("a")
-    fleet = await world.ledger.fleet()
+    fleet = await world.ledger.fleet.look()
     assert fleet.workers["a"].alive_until_us >= world.now_us + 29 * S // 10
 
 
@@ -264,8 +266,9 @@ def test_the_stores_time_is_known_as_well_as_the_quickest_answer_tells_it(calls:
         for there_us, back_us, jump_us in calls:
             ahead_us += jump_us
             least_us = there_us + back_us if jump_us else min(least_us, there_us + back_us)
-            await world.ledger.fleet()
-            assert abs(world.ledger.now_us() - world.now_us - ahead_us) <= max(least_us, there_us + back_us if jump_us else 0)
+            await world.ledger.fleet.look()
+            off_us = abs(world.ledger.store.now_us() - world.now_us - ahead_us)
+            assert off_us <= max(least_us, there_us + back_us if jump_us else 0)
 
     asyncio.run(known())
 
@@ -274,11 +277,11 @@ async def test_a_worker_that_comes_back_is_not_forgotten_for_having_been_away() 
     world = await formed()
     await world.beat("cd")
     world.now_us += 700 * S
-    fleet = await world.ledger.fleet()
+    fleet = await world.ledger.fleet.look()
     await world.beat("c")
-    await world.ledger.forget_workers(fleet, 600 * S)
-    assert "d" not in (await world.ledger.fleet()).workers
-    assert "c" in (await world.ledger.fleet()).workers
+    await world.ledger.fleet.forget(fleet, 600 * S)
+    assert "d" not in (await world.ledger.fleet.look()).workers
+    assert "c" in (await world.ledger.fleet.look()).workers
 
 
 async def test_hints_of_jobs_that_are_not_there_are_not_kept() -> None:

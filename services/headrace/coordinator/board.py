@@ -15,10 +15,11 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from headrace.coordinator.fleet_ledger import Fleet
 from headrace.coordinator.holdings import Holdings, Leases
 from headrace.coordinator.job_tables import keep_us, last_used_us
 from headrace.coordinator.lane_tables import LaneTables, seen_by_watchers
-from headrace.coordinator.ledger import Fleet, Ledger
+from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.recent import Recent
 from headrace.coordinator.scaling import Scaling
 from headrace.coordinator.shared import Shared
@@ -90,7 +91,7 @@ class Board:
 
     def now_us(self) -> int:
         """The store's clock, as last seen and carried on by ours."""
-        return self._ledger.now_us()
+        return self._ledger.store.now_us()
 
     def seen_us(self) -> int:
         """The store's clock at the last pass that read it and was not blind. What is shown is judged by this: by a clock that
@@ -147,7 +148,7 @@ class Board:
 
     async def _pass(self, job: str | None) -> None:
         begun_s, woken = time.perf_counter(), set(self._woken)
-        self._fleet = await self._ledger.fleet()
+        self._fleet = await self._ledger.fleet.look()
         self._look(self._fleet.now_us)
         if not self._blind:  # silence says nothing then, neither to the rules nor to readers
             self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
@@ -174,7 +175,7 @@ class Board:
         """
         ttl_us = self._ledger.rules.worker_ttl_us
         away = now_us - self._looked_us > self._tick_s * 1e6 + ttl_us / 4
-        if self._ledger.longest_stall_us() > ttl_us / 4 or away:
+        if self._ledger.store.longest_stall_us() > ttl_us / 4 or away:
             self._blind_until_us = now_us + ttl_us
 
     @property
@@ -182,7 +183,7 @@ class Board:
         return self._fleet.now_us < self._blind_until_us <= self._fleet.now_us + self._ledger.rules.worker_ttl_us
 
     async def _forget(self) -> None:
-        await self._ledger.forget_workers(self._fleet, _FORGET_WORKERS_US)
+        await self._ledger.fleet.forget(self._fleet, _FORGET_WORKERS_US)
         found = [name for name in sorted(self._fleet.jobs) if name not in self._jobs or self._is_old(self._jobs[name])]
         now_us = self._clock_us()
         self._old_since_us = {name: self._old_since_us.get(name, now_us) for name in found}

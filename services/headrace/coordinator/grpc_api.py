@@ -180,7 +180,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     async def _heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         self._access.check_worker(context, request.endpoint.worker)
         stated = requests.worker_of(request)
-        before, record = await self._ledger.heartbeat(stated, int(self._beats.ttl_s * 1e6))
+        before, record = await self._ledger.fleet.heartbeat(stated, int(self._beats.ttl_s * 1e6))
         if before is None or _standing(before) != _standing(record):
             log.info(
                 "worker_draining" if record.draining else "worker_seen",

@@ -1,8 +1,8 @@
-"""The shell around the rules: load records, apply an event, write by compare-and-set, then do the effects.
+"""The shell around the rules of jobs: load records, apply an event, write by compare-and-set, then do the effects.
 
-Any replica can serve any call. What is remembered between calls only makes them cheaper: a rank's or worker's next sign of
-life is first written on top of its last one, without loading; should anything have changed since, the compare-and-set
-refuses it, and the call goes the long way. One event loop.
+Any replica can serve any call. What is remembered between calls only makes them cheaper: a rank's next report
+is first written on top of its last one, without loading; should anything have changed since, the compare-and-set refuses it,
+and the call goes the long way. One event loop.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TypeVar
 
 import structlog
 
+from headrace.coordinator.fleet_ledger import FleetLedger
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.job_tables import (
     decode,
@@ -30,10 +30,9 @@ from headrace.coordinator.job_tables import (
     tables_of,
 )
 from headrace.coordinator.quarantine import Quarantine
-from headrace.coordinator.shared import Shared
-from headrace.coordinator.store import Key, Loaded, Store, Stored, Table
-from headrace.core import records
-from headrace.core.errors import HeadraceError, RecordInvalid, StoreConflict, StoreUnavailable
+from headrace.coordinator.store import Key, Loaded, Store, Stored
+from headrace.coordinator.timed_store import TimedStore
+from headrace.core.errors import HeadraceError, StoreConflict
 from headrace.core.events import (
     Effect,
     Event,
@@ -48,36 +47,17 @@ from headrace.core.events import (
     Rules,
     Tick,
 )
-from headrace.core.fleet import Roster
-from headrace.core.job import NAME_PATTERN
 from headrace.core.join import AWAITED_SHOWN
-from headrace.core.lease import beat
-from headrace.core.records import LaneRecord, RankRecord, WorkerRecord, not_from_the_future
+from headrace.core.records import LaneRecord, RankRecord, WorkerRecord
 from headrace.core.session_state import NEEDS, apply
 from headrace.wire.slot_format import job_slot_bytes
 
 log = structlog.get_logger()
 
-WORKERS = Table("fleet", "workers")
-JOBS = Table("fleet", "jobs")
 _ATTEMPTS = 20
-_WORKERS_A_TURN = 500
 _MAX_REMEMBERED = 10_000
-_MENDED_A_LOOK = 100
-_FORGOTTEN_AT_ONCE = 1000
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """All workers' records and all jobs' names at one moment."""
-
-    now_us: int
-    workers: Mapping[str, WorkerRecord]
-    jobs: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +71,7 @@ class Outcome:
 
 
 class Ledger:
-    """Reads and writes all records. on_change(job) is called after each write that others need to know of.
+    """Reads and writes all records; workers' by `fleet`. on_change(job) is called after each write that others need to know of.
 
     clock_us: any clock in microseconds that goes at the store's pace; the store's own time is carried on by it between loads.
     """
@@ -103,23 +83,16 @@ class Ledger:
         instruments: Instruments,
         clock_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
     ) -> None:
-        self.store = store
+        self.store = TimedStore(store, instruments, clock_us)
         self.rules = rules
-        self.quarantine = Quarantine(store, self._timed)
+        self.fleet = FleetLedger(self.store, rules, instruments)
+        self.quarantine = Quarantine(self.store)
         self.events = instruments.events
         self.pass_took = instruments.pass_took
         self._instruments = instruments
-        self._indexed: set[str] = set()
         self._last_reports: dict[tuple[str, int], Loaded] = {}
-        self._last_beats: dict[str, Stored] = {}
         self._lanes: dict[str, tuple[Mapping[str, Stored], Mapping[int, LaneRecord]]] = {}
         self._missing_in: tuple[JobState | None, tuple[int, ...]] = (None, ())
-        self._unreadable: dict[str, int] = {}
-        self._clock_us = clock_us
-        self._clock_offset_us = 0
-        self._answered_us = 0
-        self._stall_us = 0
-        self._fleets: Shared[None, Fleet] = Shared(lambda _: self._load_fleet(), asyncio.Lock())
         self.on_change: Callable[[str], None] = lambda _: None
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -133,12 +106,12 @@ class Ledger:
         """
         needs = NEEDS[type(event)]
         if "workers" in needs and workers is None:
-            workers = (await self.fleet()).workers
+            workers = (await self.fleet.look()).workers
         if isinstance(event, Progress) and (outcome := await self._short_way(job, event)) is not None:
             return outcome
         pause_s = _FIRST_PAUSE_S
         for _ in range(_ATTEMPTS):
-            loaded = await self._load(tables_of(job, needs, rank))
+            loaded = await self.store.load(tables_of(job, needs, rank))
             state = decode(job, loaded, workers or {}, self._lanes_of(job, loaded))
             if isinstance(event, Join | Tick) and state.job is not None:
                 event = replace(event, slot_bytes=job_slot_bytes(state.job.spec))
@@ -183,10 +156,10 @@ class Ledger:
         try:
             if _holds_claim(snapshot, event):
                 alone = replace(snapshot, ranks={event.rank: snapshot.ranks[event.rank]})
-                new, effects = apply(alone, event, self.now_us(), self.rules)
+                new, effects = apply(alone, event, self.store.now_us(), self.rules)
                 if new is alone and (joined := _joined(effects, missing)) is not None:
                     return joined
-            loaded = await self._load(tables_of(job, frozenset({"rank"}), event.rank))
+            loaded = await self.store.load(tables_of(job, frozenset({"rank"}), event.rank))
             state = decode(job, loaded, {})
             if not _holds_claim(state, event):  # its first claim: whether it begins an attempt depends on the others
                 others = {rank: record for rank, record in snapshot.ranks.items() if rank != event.rank}
@@ -210,7 +183,7 @@ class Ledger:
         known, missing = self._missing_in
         if known is not snapshot:
             assert snapshot.session is not None
-            now_us, attempt, ranks = self.now_us(), snapshot.session.attempt, snapshot.ranks
+            now_us, attempt, ranks = self.store.now_us(), snapshot.session.attempt, snapshot.ranks
             gaps = (r for r in range(snapshot.session.world) if not _lives(ranks.get(r), attempt, now_us))
             missing = tuple(islice(gaps, AWAITED_SHOWN))
             self._missing_in = snapshot, missing
@@ -222,7 +195,7 @@ class Ledger:
         if known is None:
             return None
         state = decode(job, known, {})
-        now_us = self.now_us()
+        now_us = self.store.now_us()
         try:
             new, effects = apply(state, event, now_us, self.rules)
         except HeadraceError:
@@ -248,39 +221,18 @@ class Ledger:
             self._last_reports.clear()
         self._last_reports[job, rank] = Loaded(loaded.now_us, tables, loaded.stamps)
 
-    async def _load(self, wanted: Mapping[Table, Sequence[str] | None]) -> Loaded:
-        asked_us = self._clock_us()
-        loaded = await self._timed(self.store.load(wanted))
-        # The store read its clock in between. Nearer than the quickest answer tells it, nothing is known; a slow one that was
-        # taken at its word would end early all lives that are written until the next.
-        least_us, most_us = loaded.now_us - self._clock_us(), loaded.now_us - asked_us
-        self._clock_offset_us = min(max(self._clock_offset_us, least_us), most_us)
-        return loaded
-
-    def now_us(self) -> int:
-        """The store's clock, as of the last load and carried on by ours."""
-        return self._clock_us() + self._clock_offset_us
-
-    def longest_stall_us(self) -> int:
-        """How long the store was asked and answered nothing, at most, since this was called last; by our own clock.
-
-        As it seems from here: a pause of this process looks the same. A call that takes long by itself is no stall.
-        """
-        stall_us, self._stall_us = self._stall_us, 0
-        return stall_us
-
     async def _commit(
         self, job: str, loaded: Loaded, writes: Mapping[Key, bytes | None], changed: bool, ranks: Iterable[int] = ()
     ) -> int:
         main, claims = job_table(job, "main"), job_table(job, "ranks")
         guarded = [Key(main, "job"), Key(main, "session"), *writes, *(Key(claims, str(rank)) for rank in ranks)]
         expected = {key: stamp_of(loaded, key) for key in guarded}
-        return await self._timed(self.store.commit(expected, writes, job if changed else ""))
+        return await self.store.commit(expected, writes, job if changed else "")
 
     async def _after(self, state: JobState, effects: Sequence[Effect], changed: bool) -> None:
         job = state.name
-        if state.job is not None and job not in self._indexed:
-            await self._index(job)
+        if state.job is not None:
+            await self.fleet.name_job(job)
         for effect in effects:
             match effect:
                 case RecordBad(samples):
@@ -299,27 +251,20 @@ class Ledger:
             if isinstance(effect, Refuse):
                 raise effect.error
 
-    async def _index(self, job: str) -> None:
-        """Name the job where ticks look for jobs: lost with the store, it comes back with the first call for the job."""
-        fleet = await self.fleet()
-        if job not in fleet.jobs:
-            await self._timed(self.store.commit({}, {Key(JOBS, job): b"1"}))
-        self._indexed.add(job)
-
     async def forget_job(self, job: str, most_us: int) -> bool:
         """Remove a job that nobody used for as long as it is to be kept, and all that was noted of it; True if it is gone."""
-        loaded = await self._load(dict.fromkeys(job_table(job, kind) for kind in ("main", "lanes", "ranks", "bad")))
+        loaded = await self.store.load(dict.fromkeys(job_table(job, kind) for kind in ("main", "lanes", "ranks", "bad")))
         state = decode(job, loaded, {})
         if last_used_us(state) + keep_us(state, most_us) > loaded.now_us:
             return False
         keys = [Key(table, field) for table, found in loaded.tables.items() for field in found]
         named = [Key(job_table(job, "main"), field) for field in ("job", "session")]
         guarded = {key: stamp_of(loaded, key) for key in (*named, *keys) if key.table.kind != "bad"}
-        if not await self._timed(self.store.commit(guarded, dict.fromkeys(keys), job)):
+        if not await self.store.commit(guarded, dict.fromkeys(keys), job):
             return False
         self.forget(job)
         # Should somebody open it again right now, it is named anew by the next call for it.
-        await self._timed(self.store.commit({}, {Key(JOBS, job): None}))
+        await self.fleet.unname_job(job)
         log.info("job_forgotten", job=job)
         return True
 
@@ -332,98 +277,7 @@ class Ledger:
 
     async def end(self) -> None:
         """End looks at the fleet that nobody waits for any more."""
-        await self._fleets.end()
-
-    # --- fleet --------------------------------------------------------------------------------------------------------
-
-    async def fleet(self) -> Fleet:
-        """All workers and the names of all jobs. What the index lost is put back by the next call for the job.
-
-        Those who ask at once share one answer: a thousand ranks that join would each read ten thousand workers.
-        """
-        return await self._fleets.run(None)
-
-    async def _load_fleet(self) -> Fleet:
-        loaded = await self._load({WORKERS: None, JOBS: None})
-        workers, mended = dict[str, WorkerRecord](), dict[str, int]()
-        for count, (name, record) in enumerate(loaded.tables[WORKERS].items()):
-            if count % _WORKERS_A_TURN == _WORKERS_A_TURN - 1:
-                await asyncio.sleep(0)  # calls are answered meanwhile: a heartbeat waits for a second at most
-            if (worker := self._worker(name, record)) is not None:
-                workers[name] = not_from_the_future(worker, loaded.now_us, self.rules.worker_ttl_us)
-                if workers[name] is not worker:
-                    mended[name] = record.stamp
-        # The store's clock was put back. A heartbeat that came since goes before: who lives needs no mending, and everybody
-        # waits for this, so that it is done bit by bit.
-        for name, stamp in islice(mended.items(), _MENDED_A_LOOK):
-            key = Key(WORKERS, name)
-            await self._timed(self.store.commit({key: stamp}, {key: records.encode(workers[name])}))
-        jobs = frozenset(name for name in loaded.tables[JOBS] if NAME_PATTERN.fullmatch(name))
-        self._indexed &= jobs
-        return Fleet(loaded.now_us, Roster(workers), jobs)
-
-    def _worker(self, name: str, record: Stored | None) -> WorkerRecord | None:
-        """A worker's record; None, told once, where another version wrote what this one cannot read."""
-        try:
-            return records.worker_from_bytes(record.data) if record else None
-        except RecordInvalid as error:
-            if record and self._unreadable.get(name) != record.stamp:
-                if len(self._unreadable) >= _MAX_REMEMBERED:
-                    self._unreadable.clear()
-                self._unreadable[name] = record.stamp
-                log.warning("worker_record_unreadable", worker=name, error=str(error))
-            return None
-
-    async def heartbeat(self, new: WorkerRecord, ttl_us: int) -> tuple[WorkerRecord | None, WorkerRecord]:
-        """Record a worker's sign of life; returns the record before and after. Raises StaleToken for a replaced process."""
-        name = new.endpoint.worker
-        key = Key(WORKERS, name)
-        found = self._last_beats.pop(name, None)
-        now_us = self.now_us()
-        for _ in range(_ATTEMPTS):
-            if found is None:
-                loaded = await self._load({WORKERS: [name]})
-                found, now_us = loaded.tables[WORKERS].get(name), loaded.now_us
-            old = self._worker(name, found)
-            record = beat(old, replace(new, alive_until_us=now_us + ttl_us), now_us)
-            data = records.encode(record)
-            if stamp := await self._timed(self.store.commit({key: found.stamp if found else 0}, {key: data})):
-                if len(self._last_beats) >= _MAX_REMEMBERED:
-                    self._last_beats.clear()
-                self._last_beats[name] = Stored(stamp, data)
-                return (old if old is not None and old.alive(now_us) else None), record
-            self._instruments.conflict()
-            found = None
-        raise StoreConflict(f"worker {name}: another process writes the same record; give each worker its own id", worker=name)
-
-    async def forget_workers(self, fleet: Fleet, after_us: int) -> None:
-        """Remove the records of workers that have been dead for long."""
-        names = (name for name, worker in fleet.workers.items() if fleet.now_us > worker.alive_until_us + after_us)
-        if not (gone := list(islice(names, _FORGOTTEN_AT_ONCE))):
-            return
-        # One may have come back since the fleet was read.
-        found = (await self._load({WORKERS: gone})).tables[WORKERS]
-        dead = {
-            Key(WORKERS, name): record.stamp
-            for name, record in found.items()
-            if self._worker(name, record) == fleet.workers[name]
-        }
-        if dead:
-            await self._timed(self.store.commit(dead, dict.fromkeys(dead)))
-
-    async def _timed(self, call: Awaitable[T]) -> T:
-        begun, begun_us = time.perf_counter(), self._clock_us()
-        try:
-            answer = await call
-            now_us = self._clock_us()
-            self._stall_us = max(self._stall_us, now_us - max(begun_us, self._answered_us))
-            self._answered_us = now_us
-            return answer
-        except StoreUnavailable:
-            self._instruments.store_failed("unavailable")
-            raise
-        finally:
-            self._instruments.store_took(time.perf_counter() - begun)
+        await self.fleet.end()
 
 
 def _lives(record: RankRecord | None, attempt: int, now_us: int) -> bool:

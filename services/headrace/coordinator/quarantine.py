@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -29,8 +28,6 @@ _PAUSE_S = 0.005
 _NAMED = 20
 
 log = structlog.get_logger()
-
-Timed = Callable[[Awaitable[Any]], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +53,10 @@ class Quarantined:
 
 
 class Quarantine:
-    """See the module. timed: measures a request to the store."""
+    """See the module."""
 
-    def __init__(self, store: Store, timed: Timed) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._timed = timed
 
     async def record(self, job: str, samples: Sequence[BadSample]) -> None:
         """Note samples that were met, each once an epoch whoever says so and how often. Raises StoreConflict."""
@@ -70,7 +66,7 @@ class Quarantine:
             left.setdefault(bad.sample, []).append(bad)
         offered: set[int] = set()
         for _ in range(_ATTEMPTS):
-            loaded = (await self._timed(self._store.load({table: [str(sample) for sample in left]}))).tables[table]
+            loaded = (await self._store.load({table: [str(sample) for sample in left]})).tables[table]
             known = {sample: found for sample in left if (found := loaded.get(str(sample))) is not None}
             # What was offered and is not there found no room: it was counted.
             new = {sample: met for sample, met in left.items() if sample not in known and sample not in offered}
@@ -87,9 +83,9 @@ class Quarantine:
     async def _add(self, job: str, table: Table, new: Mapping[int, Sequence[BadSample]]) -> bool:
         """Put new samples on the list, as far as there is room; True if nobody else had put any of them there meanwhile."""
         items = {str(s): _met(BadRecord(s, met[0].key, met[0].reason), met).encode() for s, met in new.items()}
-        added = await self._timed(self._store.add_once(table, items, MAX_BAD_SAMPLES))
+        added = await self._store.add_once(table, items, MAX_BAD_SAMPLES)
         _tell(job, [met[0] for met in new.values()])
-        return bool(added == len(items))
+        return added == len(items)
 
     async def _merge(self, table: Table, known: Mapping[int, Stored], met: Mapping[int, Sequence[BadSample]]) -> bool:
         """Note the epochs on records that are there; False if one of them was written by somebody else meanwhile."""
@@ -98,12 +94,12 @@ class Quarantine:
             if (data := _met(decode(sample, found.data), met[sample]).encode()) != found.data:
                 key = Key(table, str(sample))
                 expected[key], writes[key] = found.stamp, data
-        return not writes or bool(await self._timed(self._store.commit(expected, writes)))
+        return not writes or bool(await self._store.commit(expected, writes))
 
     async def of(self, job: str) -> Quarantined:
         """A job's list."""
         table = job_table(job, "bad")
-        found = (await self._timed(self._store.load({table: None}))).tables[table]
+        found = (await self._store.load({table: None})).tables[table]
         beyond = found.get(BEYOND)
         samples = [decode(number(field), record.data) for field, record in found.items() if field != BEYOND]
         return Quarantined(tuple(sorted(samples, key=lambda bad: bad.sample)), number(beyond.data) if beyond else 0)

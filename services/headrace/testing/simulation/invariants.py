@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.client.batch import Batch
-from headrace.coordinator.ledger import WORKERS
+from headrace.coordinator.fleet_ledger import WORKERS
 from headrace.coordinator.store import Key, Stored, Table
 from headrace.core import records
 from headrace.core.arrivals import Arrival, Verdict
