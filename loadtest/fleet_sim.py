@@ -23,6 +23,7 @@ import grpc
 import grpc.aio
 
 from headrace.core.job import Endpoint, JobSpec
+from headrace.core.lease import heartbeat_patience_s
 from headrace.core.pipeline_spec import PipelineSpec
 from headrace.telemetry.parent import exit_with_parent
 from headrace.wire import convert, status
@@ -125,7 +126,8 @@ class Worker(Member):
             if self.silent:
                 return
             self._tally.late_s = max(self._tally.late_s, time.monotonic() - due_s)
-            answer = await self.call("Heartbeat", self._request, min(1.0, self._ttl_s / 4) if self.seen.is_set() else CALL_S)
+            patience_s = heartbeat_patience_s(self._ttl_s) if self.seen.is_set() else CALL_S
+            answer = await self.call("Heartbeat", self._request, patience_s)
             if answer is not None:
                 self._take(answer)
             due_s = max(due_s + self._interval_s, time.monotonic())

@@ -27,11 +27,11 @@ def test_a_flood_of_one_kind_pushes_nothing_else_out() -> None:
     events = RecentEvents(clock)
     events.add("store_lost", "no store", level="warning")
     for lane in range(10 * MOST):
-        events.lane_moved("job", LaneMoved(lane, "a", "b", 1, "lost"))
+        events.lanes_moved("job", [LaneMoved(lane, "a", "b", 1, "lost")])
         if lane % 2:
             events.bad_samples("job", (BadSample(0, lane, "k", "corrupt"),))
     assert set(told(events)) == {
-        ("lane_moved", f"lane {10 * MOST - 1} moved from a to b: lost", 10 * MOST),
+        ("lanes_moved", f"lane {10 * MOST - 1} moved from a to b: lost", 10 * MOST),
         ("bad_sample", f"sample {10 * MOST - 1} (k) could not be used: corrupt", 5 * MOST),
         ("store_lost", "no store", 1),
     }
@@ -51,14 +51,14 @@ def test_the_same_later_is_told_again_and_the_list_is_bounded() -> None:
 
 def test_moves_that_nobody_asked_for_and_fences_are_warnings() -> None:
     events = RecentEvents(Clock())
-    events.lane_moved("job", LaneMoved(1, "a", "b", 1, "rebalanced"))
-    events.lane_moved("job", LaneMoved(2, "a", "b", 1, "lagged"))
+    events.lanes_moved("job", [LaneMoved(1, "a", "b", 1, "rebalanced")])
+    events.lanes_moved("job", [LaneMoved(2, "a", "b", 1, "lagged"), LaneMoved(5, "a", "b", 2, "lagged")])
     events.noted("job", Note("lease_renewed", (("lane", 4), ("worker", "a"), ("token", 9), ("known", 8))))
     events.noted("job", Note("something_newer", (("what", 3),)))
     events.noted("job", Note("fingerprint_pinned", (("fingerprint", "cpu-1;long"),)))
     assert {(event.level, event.text) for event in events.newest()} == {
         ("info", "lane 1 moved from a to b: rebalanced"),
-        ("warning", "lane 2 moved from a to b: lagged"),
+        ("warning", "lane 2 and 1 more moved from a to b: lagged"),
         ("warning", "lane 4 fenced with a new token: a rank knew one that the store had lost"),
         ("info", "what=3"),
         ("info", "bound to engine cpu-1"),

@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from headrace.coordinator.access import Access
-from headrace.coordinator.grpc_api import CoordinatorService, HeartbeatRules
+from headrace.coordinator.grpc_api import CoordinatorService
+from headrace.coordinator.heartbeats import HeartbeatRules
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.job_tables import job_table
 from headrace.coordinator.manifests import Manifests
@@ -134,7 +135,7 @@ async def test_all_leases_that_the_store_lost_are_told_again_before_anybody_wait
         await world.ledger.update(name, Open(replace(SPEC, name=name), 1))
         await world.ledger.update(name, Join(0, 0, 1, "n0", None, "", 0, "n0", 0))
     await world.board.refresh()
-    held = service_of(world)._leases(world.board.workers()[0])
+    held = service_of(world)._heartbeats.leases(world.board.workers()[0])
     assert sorted(leases.job for leases in held) == names
     world.restore(({}, {}))
     for name in names:

@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 from headrace.coordinator import admin_api, refusals, store_redis
 from headrace.coordinator.access import Access
 from headrace.coordinator.board import Board
-from headrace.coordinator.grpc_api import CoordinatorService, HeartbeatRules
+from headrace.coordinator.grpc_api import CoordinatorService
+from headrace.coordinator.heartbeats import HeartbeatRules
 from headrace.coordinator.instruments import BoardCollector, Instruments
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import Manifests

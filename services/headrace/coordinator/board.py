@@ -23,6 +23,7 @@ from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.recent import Recent
 from headrace.coordinator.scaling import Scaling
 from headrace.coordinator.shared import Shared
+from headrace.coordinator.sight import Sight
 from headrace.core.errors import HeadraceError, StoreUnavailable
 from headrace.core.events import JobState, Tick
 from headrace.core.records import WorkerRecord
@@ -35,7 +36,8 @@ log = structlog.get_logger()
 # Jobs that nobody uses are looked at once in so many passes; whoever begins to use one says so by a hint.
 _IDLE_PASSES = 10
 _BAD_PASSES = 10
-_JOBS_AT_ONCE = 16
+# As many as keep the store busy: what they work at between its answers is done at one go, and heartbeats wait for it.
+_JOBS_AT_ONCE = 4
 _HINT_PAUSE_S = 1.0
 # A flood of hints must not become a flood of passes.
 _LEAST_PAUSE_S = 0.02
@@ -65,9 +67,7 @@ class Board:
         self._keep_us = job_keep_days * _DAY_US
         self._clock_us = clock_us
         self._old_since_us: dict[str, int] = {}
-        self._looked_us = 0
-        self._seen_us = 0
-        self._blind_until_us = 0
+        self.sight = Sight(ledger.rules.worker_ttl_us, tick_s, clock_us)
         self._jobs: dict[str, JobState] = {}
         self._fleet = Fleet(0, {}, frozenset())
         self._wake = asyncio.Event()
@@ -96,7 +96,7 @@ class Board:
     def seen_us(self) -> int:
         """The store's clock at the last pass that read it and was not blind. What is shown is judged by this: by a clock that
         runs on beside a snapshot that stands still, while the store is away, everybody would look dead."""
-        return self._seen_us
+        return self.sight.seen_us
 
     def store_ahead_s(self) -> float:
         """The store's clock less this process's; 0 before it was read."""
@@ -116,7 +116,7 @@ class Board:
 
     def live_workers(self) -> list[WorkerRecord]:
         """Workers whose heartbeats were in time at the last pass."""
-        return [worker for worker in self.workers() if worker.alive(self._seen_us)]
+        return [worker for worker in self.workers() if worker.alive(self.sight.seen_us)]
 
     def lane_table(self, job: JobState) -> pb.WatchSessionResponse:
         """A job's lane table, the same message for all its watchers: not to be written to."""
@@ -149,8 +149,8 @@ class Board:
     async def _pass(self, job: str | None) -> None:
         begun_s, woken = time.perf_counter(), set(self._woken)
         self._fleet = await self._ledger.fleet.look()
-        self._look(self._fleet.now_us)
-        if not self._blind:  # silence says nothing then, neither to the rules nor to readers
+        self.sight.look(self._fleet.now_us, self._ledger.store.longest_stall_us())
+        if not self.sight.blind:  # silence says nothing then, neither to the rules nor to readers
             self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
         names = self._take_due(woken) if job is None else [job]
         if job is None and self._passes % _BAD_PASSES == 0:
@@ -158,29 +158,12 @@ class Board:
         gate = asyncio.Semaphore(_JOBS_AT_ONCE)
         results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
         _tell_failures(dict(zip(names, results, strict=True)))
-        if not self._blind or not self._seen_us:
-            self._seen_us = self._fleet.now_us
         if job is None:
             self._end_pass()
-            if self._passes % _FORGET_PASSES == 0 and not self._blind:
+            if self._passes % _FORGET_PASSES == 0 and not self.sight.blind:
                 await self._forget()
-        self._looked_us = self.now_us()
+        self.sight.looked(self.now_us())
         self._ledger.pass_took(time.perf_counter() - begun_s)
-
-    def _look(self, now_us: int) -> None:
-        """After a time without looking (the store or we were away, or its clock was put forth) a worker's silence says nothing.
-
-        Counted from the end of one pass to the begin of the next: passes that take long must not leave us blind for ever. But
-        in their midst, too, the store may have answered nobody: then it took no heartbeat either.
-        """
-        ttl_us = self._ledger.rules.worker_ttl_us
-        away = now_us - self._looked_us > self._tick_s * 1e6 + ttl_us / 4
-        if self._ledger.store.longest_stall_us() > ttl_us / 4 or away:
-            self._blind_until_us = now_us + ttl_us
-
-    @property
-    def _blind(self) -> bool:
-        return self._fleet.now_us < self._blind_until_us <= self._fleet.now_us + self._ledger.rules.worker_ttl_us
 
     async def _forget(self) -> None:
         await self._ledger.fleet.forget(self._fleet, _FORGET_WORKERS_US)
@@ -266,7 +249,7 @@ class Board:
 
     async def _pass_over(self, name: str, gate: asyncio.Semaphore) -> None:
         async with gate:
-            tick = Tick(0, blind=self._blind, heard_us=self._fleet.now_us)
+            tick = Tick(0, blind=self.sight.blind, heard_us=self._fleet.now_us)
             outcome = await self._ledger.update(name, tick, workers=self._fleet.workers)
         before, state = self._jobs.get(name), outcome.state
         self._ledger.events.job_changed(before, state)
@@ -277,6 +260,7 @@ class Board:
             self._holdings.note(name, state.lanes)
         # At once: were anything between to fail, the next pass would see no difference any more.
         if before is None or seen_by_watchers(before) != seen_by_watchers(state):
+            self._tables.drop(name)
             self._changed.pop(name, asyncio.Event()).set()
         for rank, record in state.members.items():
             self.recent.note(name, rank, record)
@@ -301,7 +285,7 @@ class Board:
         for name in self._jobs.keys() - self._fleet.jobs:
             self._drop(name)
         self.recent.keep({(job.name, rank, r.nonce) for job in self._jobs.values() for rank, r in job.members.items()})
-        if not self._blind:  # or the fleet would be told to shrink, since nobody seems to train
+        if not self.sight.blind:  # or the fleet would be told to shrink, since nobody seems to train
             self.scaling.look(self._jobs.values(), self._fleet.workers, self._fleet.now_us, self._ledger.rules)
 
     def _drop(self, name: str) -> None:

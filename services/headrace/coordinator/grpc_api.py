@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
@@ -18,15 +17,15 @@ import structlog
 from headrace.coordinator import requests
 from headrace.coordinator.access import Access
 from headrace.coordinator.board import Board
+from headrace.coordinator.heartbeats import HeartbeatRules, Heartbeats
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import ManifestFacts, Manifests
 from headrace.coordinator.trouble_log import TroubleLog
 from headrace.core.errors import HeadraceError, ManifestInvalid, RankClaimed, WorldMismatch
-from headrace.core.events import Adopt, JobState, Joined, Observe, Open
+from headrace.core.events import JobState, Joined, Observe, Open
 from headrace.core.job import MAX_WORLD, JobSpec
 from headrace.core.join import superseded
-from headrace.core.records import JobRecord, SessionRecord, WorkerRecord
 from headrace.wire import convert, status
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.gen import coordinator_service_pb2_grpc as pb_grpc
@@ -38,18 +37,8 @@ SERVICE = "headrace.v1.CoordinatorService"
 # A watcher is woken by what changes; it looks again by itself so often, and so often while its session is not there.
 _QUIET_S = 10.0
 _LOST_S = 1.0
-# A heartbeat waits so long for the look that it causes, of the three quarters of a second that its worker waits for it.
-_LOOK_S = 0.3
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext, generic in requests that differ by call
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatRules:
-    """What workers are told."""
-
-    interval_s: float
-    ttl_s: float
 
 
 class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
@@ -68,7 +57,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         self._ledger = ledger
         self._board = board
         self._manifests = manifests
-        self._beats = beats
+        self._heartbeats = Heartbeats(ledger, board, beats)
         self._instruments = instruments
         self._access = access or Access()
         self._troubles = TroubleLog(instruments.events)
@@ -179,56 +168,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
 
     async def _heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         self._access.check_worker(context, request.endpoint.worker)
-        stated = requests.worker_of(request)
-        before, record = await self._ledger.fleet.heartbeat(stated, int(self._beats.ttl_s * 1e6))
-        if before is None or _standing(before) != _standing(record):
-            log.info(
-                "worker_draining" if record.draining else "worker_seen",
-                worker=record.endpoint.worker, grpc=record.endpoint.grpc, fingerprint=record.fingerprint,
-            )  # fmt: skip
-            await self._look_soon()
-        elif not self._board.loaded:
-            await self._board.refresh()
-        # All of them before any look: a worker's patience ends before looks at many jobs, and what is not told again moves.
-        lost = [leases.job for leases in request.held if await self._adopt(leases.job, requests.adopt_of(request, leases))]
-        await asyncio.gather(*(self._board.refresh(job) for job in dict.fromkeys(lost)))
-        answer = pb.HeartbeatResponse(leases=self._leases(record))
-        answer.ttl.FromMicroseconds(int(self._beats.ttl_s * 1e6))
-        answer.interval.FromMicroseconds(int(self._beats.interval_s * 1e6))
-        return answer
-
-    async def _look_soon(self) -> None:
-        """A pass over all, of which a worker waits for a part of its patience: over a large fleet it may take longer.
-
-        But a replica that has read nothing yet would take from it what it holds.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_S if self._board.loaded else None):
-                await self._board.refresh()
-
-    async def _adopt(self, job: str, event: Adopt) -> bool:
-        """False where a worker holds nothing that is news here."""
-        state = self._board.job(job)
-        if state is not None and state.session is not None and state.session.attempt >= event.attempt:
-            lanes = state.lanes  # thousands, of which a worker holds some: not gone through with every heartbeat
-            if state.session.formed and all(token <= (lanes[n].token if n in lanes else 0) for n, token in event.tokens):
-                return False
-            if state.session.attempt > event.attempt:
-                event = replace(event, known=None)
-        await self._ledger.update(job, event)
-        return True
-
-    def _leases(self, record: WorkerRecord) -> list[pb.SessionLeases]:
-        answer = []
-        for state, mine in self._board.held_by(record.endpoint.worker, record.endpoint.incarnation):
-            assert state.job is not None
-            assert state.session is not None
-            session = _session_message(state.job, state.session)
-            leases = pb.SessionLeases(job=state.name, attempt=state.session.attempt, session=session)
-            leases.lanes.extend(number for number, _ in mine)
-            leases.tokens.extend(token for _, token in mine)
-            answer.append(leases)
-        return answer
+        return await self._heartbeats.answer(request)
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
@@ -252,12 +192,6 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     async def _failed(self, context: Context) -> None:
         self._instruments.refused(HeadraceError.code)
         await status.abort(context, HeadraceError("the coordinator failed on this call; its log has the trace"))
-
-
-@lru_cache(maxsize=1024)
-def _session_message(job: JobRecord, session: SessionRecord) -> pb.Session:
-    """Every heartbeat carries all sessions, and they hardly ever change. Not to be written to."""
-    return convert.session_to_proto(session.session(job))
 
 
 def _filled_in(asked: JobSpec, manifest: ManifestFacts) -> JobSpec:
@@ -301,11 +235,6 @@ def _check_watcher(state: JobState, event: Observe) -> None:
             f"another client holds rank {event.rank} in attempt {event.attempt} of job {state.name}; this one must stop",
             job=state.name, rank=event.rank, attempt=event.attempt,
         )  # fmt: skip
-
-
-def _standing(record: WorkerRecord) -> object:
-    """What of a worker makes lanes move at once."""
-    return record.endpoint, record.fingerprint, record.ops, record.draining, record.unable
 
 
 def _same_table(one: pb.WatchSessionResponse, other: pb.WatchSessionResponse) -> bool:

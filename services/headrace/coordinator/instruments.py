@@ -54,9 +54,9 @@ class Instruments:
         self._not_before = metrics.gauge("headrace_coordinator_tls_not_before_seconds", registry)
         self._not_after = metrics.gauge("headrace_coordinator_tls_not_after_seconds", registry)
 
-    def lane_moved(self, job: str, reason: str) -> None:
-        """A lane was taken from a worker."""
-        self.moves.setdefault(job, Counter())[reason] += 1
+    def lanes_moved(self, job: str, reason: str, lanes: int) -> None:
+        """So many lanes were taken from a worker."""
+        self.moves.setdefault(job, Counter())[reason] += lanes
 
     def store_took(self, seconds: float) -> None:
         """A request to the store ended."""

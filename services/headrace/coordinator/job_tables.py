@@ -85,9 +85,9 @@ def differences(old: JobState, new: JobState) -> tuple[dict[Key, bytes | None], 
     """Records that differ, and whether anybody but the rank itself needs to know."""
     writes: dict[Key, bytes | None] = {}
     main = job_table(new.name, "main")
-    if new.job is not None and new.job != old.job:
+    if new.job is not None and new.job is not old.job and new.job != old.job:
         writes[Key(main, "job")] = records.encode(new.job)
-    if new.session is not None and new.session != old.session:
+    if new.session is not None and new.session is not old.session and new.session != old.session:
         writes[Key(main, "session")] = records.encode(new.session)
     lanes = job_table(new.name, "lanes")
     for number, lane in new.lanes.items():

@@ -12,18 +12,20 @@ class LaneTables:
     """The newest table of each job. One event loop."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[JobState, pb.WatchSessionResponse]] = {}
+        self._made: dict[str, pb.WatchSessionResponse] = {}
 
     def of(self, job: JobState, version: int) -> pb.WatchSessionResponse:
-        """A job's table, not to be written to. version: the store's time, so that it grows whatever replica one asks."""
-        state, table = self._made.get(job.name, (None, None))
-        if table is None or state is not job:
-            table = convert.lane_table_to_proto(_table(job, version))
-            self._made[job.name] = job, table
+        """A job's table as it is made of its newest snapshot, not to be written to.
+
+        version: the store's time, so that it grows whatever replica one asks.
+        """
+        table = self._made.get(job.name)
+        if table is None:
+            table = self._made[job.name] = convert.lane_table_to_proto(_table(job, version))
         return table
 
     def drop(self, job: str) -> None:
-        """A job is no more."""
+        """A job is no more, or there is a snapshot that differs in what watchers see."""
         self._made.pop(job, None)
 
 

@@ -56,6 +56,7 @@ log = structlog.get_logger()
 
 _ATTEMPTS = 20
 _MAX_REMEMBERED = 10_000
+_NAMED = 20
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 
@@ -233,23 +234,33 @@ class Ledger:
         job = state.name
         if state.job is not None:
             await self.fleet.name_job(job)
+        moves: dict[tuple[str, str, str], list[LaneMoved]] = {}
         for effect in effects:
             match effect:
                 case RecordBad(samples):
                     self.events.bad_samples(job, samples)
                     await self.quarantine.record(job, samples)
-                case LaneMoved(lane, owner, to, token, reason):
-                    self._instruments.lane_moved(job, reason)
-                    self.events.lane_moved(job, effect)
-                    log.info("lane_moved", job=job, lane=lane, worker=to, previous=owner, token=token, reason=reason)
+                case LaneMoved(_, owner, to, _, reason):
+                    moves.setdefault((owner, to, reason), []).append(effect)
                 case Note(event, ids):
                     self.events.noted(job, effect)
                     log.info(event, job=job, **dict(ids))
+        self._tell_moves(job, moves)
         if changed:
             self.on_change(job)
         for effect in effects:
             if isinstance(effect, Refuse):
                 raise effect.error
+
+    def _tell_moves(self, job: str, moves: Mapping[tuple[str, str, str], Sequence[LaneMoved]]) -> None:
+        """A dead worker's lanes may be hundreds in each of a hundred jobs: one line for those that went the same way."""
+        for (owner, to, reason), some in moves.items():
+            self._instruments.lanes_moved(job, reason, len(some))
+            self.events.lanes_moved(job, some)
+            lanes = [moved.lane for moved in some[:_NAMED]]
+            newest = max(moved.token for moved in some)
+            ids = {"worker": to, "previous": owner, "count": len(some), "lanes": lanes, "newest_token": newest}
+            log.info("lanes_moved", job=job, **ids, reason=reason)
 
     async def forget_job(self, job: str, most_us: int) -> bool:
         """Remove a job that nobody used for as long as it is to be kept, and all that was noted of it; True if it is gone."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,14 +61,14 @@ class RecentEvents:
         self._live: dict[str, str] | None = None  # worker -> incarnation, at the last look
         self._draining: set[str] = set()
 
-    def add(self, kind: str, text: str, *, job: str = "", level: Level = "info", group: str = "") -> None:
-        """Note one. What has the same kind, job and group as one of some seconds ago counts together with it."""
+    def add(self, kind: str, text: str, *, job: str = "", level: Level = "info", group: str = "", times: int = 1) -> None:
+        """Note one, or `times` of them: together with one of the same kind, job and group of some seconds ago."""
         key, now_s = (kind, job, group), self._clock_s()
-        event = RecentEvent(now_s, level, kind, job, text[:_MOST_CHARS])
+        event = RecentEvent(now_s, level, kind, job, text[:_MOST_CHARS], times)
         for back in range(1, min(_LOOKED_BACK, len(self._events)) + 1):
             known, before = self._events[-back]
             if known == key and 0 <= now_s - before.at_s < TOGETHER_S:
-                self._events[-back] = key, replace(event, count=before.count + 1)
+                self._events[-back] = key, replace(event, count=before.count + times)
                 return
         self._events.append((key, event))
 
@@ -78,11 +78,13 @@ class RecentEvents:
 
     # --- what others tell ---------------------------------------------------------------------------------------------
 
-    def lane_moved(self, job: str, moved: LaneMoved) -> None:
-        """A lane went to another worker by this replica's hand."""
+    def lanes_moved(self, job: str, moves: Sequence[LaneMoved]) -> None:
+        """Lanes went from one worker to another for one reason, by this replica's hand."""
+        moved = moves[0]
         level: Level = "warning" if moved.reason in _TROUBLED_MOVES else "info"
-        text = f"lane {moved.lane} moved from {moved.owner} to {moved.to}: {moved.reason}"
-        self.add("lane_moved", text, job=job, level=level, group=f"{moved.owner} {moved.reason}")
+        lanes = f"lane {moved.lane}" if len(moves) == 1 else f"lane {moved.lane} and {len(moves) - 1} more"
+        text = f"{lanes} moved from {moved.owner} to {moved.to}: {moved.reason}"
+        self.add("lanes_moved", text, job=job, level=level, group=f"{moved.owner} {moved.reason}", times=len(moves))
 
     def noted(self, job: str, note: Note) -> None:
         """A line that the rules want told."""

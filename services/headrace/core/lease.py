@@ -47,6 +47,11 @@ def beat(old: WorkerRecord | None, new: WorkerRecord, now_us: int) -> WorkerReco
     return replace(new, replaced=(*old.replaced, old.endpoint.incarnation)[-_MAX_REPLACED:])
 
 
+def heartbeat_patience_s(ttl_s: float) -> float:
+    """How long a worker waits for the answer to a heartbeat: a replica that hangs leaves time to ask another one."""
+    return min(1.0, ttl_s / 4)
+
+
 def quotas(lanes: int, weights: Mapping[str, float]) -> dict[str, int]:
     """How many lanes each worker should hold: in proportion to weight, at least one each while there are enough."""
     least = 1 if lanes >= len(weights) else 0

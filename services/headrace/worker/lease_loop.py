@@ -19,6 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 from headrace.core import limits
 from headrace.core.errors import CoordinatorUnavailable, HeadraceError, from_code
 from headrace.core.job import Endpoint, Session
+from headrace.core.lease import heartbeat_patience_s
 from headrace.telemetry.tasks import end
 from headrace.wire import convert, status
 from headrace.wire.calls import Calls
@@ -186,7 +187,6 @@ class LeaseLoop:
         return request
 
     async def _call(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
-        # A replica that hangs must leave time to ask another while the leases last.
         last: HeadraceError = CoordinatorUnavailable("no coordinator address is set")
         while self._retired:
             await self._retired.pop().close(None)
@@ -194,7 +194,7 @@ class LeaseLoop:
             try:
                 heartbeat = self._stub(address).Heartbeat
                 answer: pb.HeartbeatResponse = await heartbeat(
-                    request, timeout=min(1.0, self._ttl_s / 4), **self._calls.tokens()
+                    request, timeout=heartbeat_patience_s(self._ttl_s), **self._calls.tokens()
                 )
                 return answer
             except grpc.aio.AioRpcError as error:

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from headrace.coordinator.access import Access
 from headrace.coordinator.board import Board
-from headrace.coordinator.grpc_api import CoordinatorService, HeartbeatRules
+from headrace.coordinator.grpc_api import CoordinatorService
+from headrace.coordinator.heartbeats import HeartbeatRules
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import Manifests

@@ -126,7 +126,7 @@ class World:
         while True:
             ranks = [pair for launcher in self.launchers for pair in launcher.ranks]
             self.monitor.bounds(self.store, ranks, self.workers.values())
-            if all(replica.board._blind for replica in self.replicas.values()):
+            if all(replica.board.sight.blind for replica in self.replicas.values()):
                 sighted_s = self.loop.time()  # silence says nothing yet to any of them
             if not self.faulty:
                 running = [launcher.job.spec.name for launcher in self.launchers if not launcher.finished]

@@ -1,0 +1,159 @@
+"""Heartbeats of workers: a sign of life and what a worker holds in, its leases out.
+
+A worker with lanes in a hundred jobs states all of them about once a second, and is told all of them again, which hardly ever
+differ from the last time. So what each was told last is kept while what it was made of stays: who states just that has no news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import structlog
+
+from headrace.coordinator.board import Board
+from headrace.coordinator.holdings import Leases
+from headrace.coordinator.ledger import Ledger
+from headrace.coordinator.requests import adopt_of, worker_of
+from headrace.core.events import Adopt, JobState
+from headrace.core.records import JobRecord, LaneRecord, SessionRecord, WorkerRecord
+from headrace.wire import convert
+from headrace.wire.gen import coordinator_service_pb2 as pb
+
+log = structlog.get_logger()
+
+# A heartbeat waits so long for the look that it causes, of the three quarters of a second that its worker waits for it.
+_LOOK_S = 0.3
+_LEAST_ROOM = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRules:
+    """What workers are told."""
+
+    interval_s: float
+    ttl_s: float
+
+
+class _Told(NamedTuple):
+    """What a worker is told of a job, and what that was made of."""
+
+    job: JobRecord
+    session: SessionRecord
+    lanes: Mapping[int, LaneRecord]
+    leases: Leases
+    message: pb.SessionLeases
+
+
+class Heartbeats:
+    """See the module. One event loop."""
+
+    def __init__(self, ledger: Ledger, board: Board, rules: HeartbeatRules) -> None:
+        self._ledger = ledger
+        self._board = board
+        self._rules = rules
+        self._told: dict[str, dict[str, _Told]] = {}
+        self._room = _LEAST_ROOM
+
+    async def answer(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+        """Record it, take over what this replica did not know, and tell the worker what it holds. Raises HeadraceError."""
+        ttl_us = int(self._rules.ttl_s * 1e6)
+        with self._board.sight.hearing():
+            before, record = await self._ledger.fleet.heartbeat(worker_of(request), ttl_us)
+        if before is None or _standing(before) != _standing(record):
+            log.info(
+                "worker_draining" if record.draining else "worker_seen",
+                worker=record.endpoint.worker, grpc=record.endpoint.grpc, fingerprint=record.fingerprint,
+            )  # fmt: skip
+            await self._look_soon()
+        elif not self._board.loaded:
+            await self._board.refresh()
+        # All of them before any look: a worker's patience ends before looks at many jobs, and what is not told again moves.
+        lost = await self._take(request)
+        await asyncio.gather(*(self._board.refresh(job) for job in dict.fromkeys(lost)))
+        answer = pb.HeartbeatResponse(leases=self.leases(record))
+        answer.ttl.FromMicroseconds(ttl_us)
+        answer.interval.FromMicroseconds(int(self._rules.interval_s * 1e6))
+        return answer
+
+    async def _look_soon(self) -> None:
+        """A pass over all, of which a worker waits for a part of its patience: over a large fleet it may take longer.
+
+        But a replica that has read nothing yet would take from it what it holds.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S if self._board.loaded else None):
+                await self._board.refresh()
+
+    async def _take(self, request: pb.HeartbeatRequest) -> list[str]:
+        """Take over what is news of what a worker holds; returns its jobs."""
+        told, news = self._told.get(request.endpoint.worker, {}), list[str]()
+        for stated in request.held:
+            state, last = self._board.job(stated.job), told.get(stated.job)
+            if last is not None and state is not None and _stands(last, state) and last.message == stated:
+                continue
+            if await self._adopt(stated.job, adopt_of(request, stated)):
+                news.append(stated.job)
+        return news
+
+    async def _adopt(self, job: str, event: Adopt) -> bool:
+        """False where a worker holds nothing that is news here."""
+        state = self._board.job(job)
+        if state is not None and state.session is not None and state.session.attempt >= event.attempt:
+            lanes = state.lanes  # thousands, of which a worker holds some: not gone through with every heartbeat
+            if state.session.formed and all(token <= (lanes[n].token if n in lanes else 0) for n, token in event.tokens):
+                return False
+            if state.session.attempt > event.attempt:
+                event = replace(event, known=None)
+        await self._ledger.update(job, event)
+        return True
+
+    def leases(self, record: WorkerRecord) -> list[pb.SessionLeases]:
+        """What a worker holds of all jobs. Not to be written to."""
+        worker = record.endpoint.worker
+        known, told = self._told.get(worker, {}), dict[str, _Told]()
+        for state, mine in self._board.held_by(worker, record.endpoint.incarnation):
+            last = known.get(state.name)
+            if last is None or last.leases is not mine or not _stands(last, state):
+                last = _tell(state, mine)
+            told[state.name] = last
+        if worker not in self._told and len(self._told) >= self._room:
+            self._forget()
+        self._told[worker] = told
+        return [of.message for of in told.values()]
+
+    def _forget(self) -> None:
+        """Workers come and go, each with a name of its own."""
+        there = {record.endpoint.worker for record in self._board.workers()}
+        self._told = {worker: told for worker, told in self._told.items() if worker in there}
+        self._room = max(_LEAST_ROOM, 2 * len(self._told))
+
+
+def _stands(told: _Told, state: JobState) -> bool:
+    """Equal records are the same one where they were read more than once; where not, the message is made anew."""
+    return told.lanes is state.lanes and told.session is state.session and told.job is state.job
+
+
+def _tell(state: JobState, mine: Leases) -> _Told:
+    assert state.job is not None
+    assert state.session is not None
+    session = _session_message(state.job, state.session)
+    message = pb.SessionLeases(job=state.name, attempt=state.session.attempt, session=session)
+    message.lanes.extend(number for number, _ in mine)
+    message.tokens.extend(token for _, token in mine)
+    return _Told(state.job, state.session, state.lanes, mine, message)
+
+
+@lru_cache(maxsize=1024)
+def _session_message(job: JobRecord, session: SessionRecord) -> pb.Session:
+    """Many workers are told of the same session. Not to be written to."""
+    return convert.session_to_proto(session.session(job))
+
+
+def _standing(record: WorkerRecord) -> object:
+    """What of a worker makes lanes move at once."""
+    return record.endpoint, record.fingerprint, record.ops, record.draining, record.unable

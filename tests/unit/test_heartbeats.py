@@ -1,0 +1,146 @@
+"""Heartbeats that are answered from what a worker was told last, and what a replica makes of those that it answers too late."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from headrace.coordinator import heartbeats
+from headrace.core.errors import RankClaimed
+from headrace.core.events import Adopt, Join, Open
+from headrace.core.lease import heartbeat_patience_s
+from headrace.testing.simulation.network import CallContext
+from headrace.wire.gen import coordinator_service_pb2 as pb
+from headrace.wire.messages import PROTOCOL
+from tests.unit.session_world import SPEC, S
+from tests.unit.test_board import TTL_US, World
+from tests.unit.test_stale_answers import formed, service_of
+
+PATIENCE_US = int(heartbeat_patience_s(TTL_US / 1e6) * 1e6)
+
+
+def request_of(worker: str, held: list[pb.SessionLeases], incarnation: int = 1) -> pb.HeartbeatRequest:
+    endpoint = pb.Endpoint(worker=worker, incarnation=f"{worker}-{incarnation}", node="n", grpc="g")
+    return pb.HeartbeatRequest(
+        protocol=PROTOCOL, endpoint=endpoint, fingerprint="fp", ops=SPEC.pipeline.op_names, held=held, threads=1
+    )
+
+
+async def more_jobs(world: World, count: int) -> None:
+    for number in range(count):
+        await world.ledger.update(f"job-{number}", Open(replace(SPEC, name=f"job-{number}"), 1))
+        await world.ledger.update(f"job-{number}", Join(0, 0, 1, "n0", None, "", 0, "n0", 0))
+
+
+async def test_who_states_what_he_was_told_has_nothing_read_and_nothing_made_for_him(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = await formed()
+    await more_jobs(world, 3)
+    await world.board.refresh()
+    service = service_of(world)
+    first = await service.Heartbeat(request_of("a", []), CallContext())
+    assert len(first.leases) == 4
+    made: list[object] = []
+    for name in ("adopt_of", "_tell"):
+        of = getattr(heartbeats, name)
+        monkeypatch.setattr(heartbeats, name, lambda *given, of=of: made.append(given) or of(*given))
+    again = await service.Heartbeat(request_of("a", list(first.leases)), CallContext())
+    assert again == first
+    assert not made
+    await service.Heartbeat(request_of("a", list(first.leases)[:2]), CallContext())
+    assert not made
+    stated = list(first.leases)
+    stated[1].tokens[0] -= 1
+    await service.Heartbeat(request_of("a", stated), CallContext())
+    assert len(made) == 1, "one that differs is looked at"
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_replica_that_remembers_answers_as_one_that_does_not(seed: int) -> None:
+    rng, world = Random(seed), await formed()
+    await more_jobs(world, 2)
+    await world.board.refresh()
+    service, incarnation = service_of(world), 1
+    told: dict[str, list[pb.SessionLeases]] = {"a": [], "b": [], "c": []}
+    kept = world.snapshot()
+    for number in range(40):
+        match rng.randrange(8):
+            case 0:
+                await world.go(rng.choice((0.5, 4)), rng.choice(("a", "b", "ab")))
+            case 1:
+                with suppress(RankClaimed):
+                    await more_jobs(world, rng.randrange(1, 4))
+            case 2:
+                await world.ledger.update("job-0", Join(2 + number, 0, 1, f"n{number}", None, "", 0, "n0", 0))
+            case 3:
+                kept = world.snapshot()
+            case 4:
+                world.restore(kept)  # the store lost what came since
+            case 5:
+                incarnation += 1  # of worker c
+            case _:
+                await world.board.refresh()
+        worker = rng.choice("abc")
+        held = told[worker] if rng.random() < 0.8 else told[worker][:1]
+        request = request_of(worker, held, incarnation if worker == "c" else 1)
+        answer = await service.Heartbeat(request, CallContext())
+        fresh = await service_of(world).Heartbeat(request, CallContext())
+        assert sorted(answer.leases, key=lambda leases: leases.job) == sorted(fresh.leases, key=lambda leases: leases.job)
+        told[worker] = list(answer.leases)
+
+
+async def test_a_token_that_the_store_lost_is_taken_over_though_the_worker_states_what_it_was_told() -> None:
+    world = await formed()
+    before = world.snapshot()
+    service = service_of(world)
+    told = await service.Heartbeat(request_of("a", []), CallContext())
+    newer = pb.SessionLeases()
+    newer.CopyFrom(told.leases[0])
+    newer.tokens[0] += 5
+    await world.ledger.update("job", Adopt("a", "a-1", newer.attempt, ((newer.lanes[0], newer.tokens[0]),), None))
+    await world.board.refresh()
+    told = await service.Heartbeat(request_of("a", []), CallContext())
+    assert told.leases[0].tokens[0] == newer.tokens[0]
+    world.restore(before)
+    await world.board.refresh()
+    answer = await service.Heartbeat(request_of("a", list(told.leases)), CallContext())
+    assert answer.leases[0].tokens[0] == newer.tokens[0]
+
+
+async def test_what_workers_that_are_gone_were_told_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "_LEAST_ROOM", 8)
+    world = await formed()
+    service = service_of(world)
+    for number in range(50):
+        await service.Heartbeat(request_of(f"w{number}", []), CallContext())
+        world.now_us += 3600 * S
+        await world.beat("ab")
+        await world.ledger.fleet.forget(await world.ledger.fleet.look(), 600 * S)
+        await world.board.refresh()
+    assert len(service._heartbeats._told) <= heartbeats._LEAST_ROOM + 1
+
+
+async def test_no_lane_moves_while_heartbeats_are_answered_too_late_to_be_heard() -> None:
+    """It would make an overloaded replica still slower: it logs, writes and tells each of them."""
+    world = await formed()
+    for _ in range(20):
+        await world.go(0.5, "a")
+        with world.board.sight.hearing():  # of b's, which gave up meanwhile
+            world.own_us += PATIENCE_US
+        with world.board.sight.hearing():
+            world.own_us += PATIENCE_US // 10
+    assert (world.owners(), world.moved()) == ({"a", "b"}, 0)
+    await world.go(4, "a")
+    assert world.owners() == {"a"}, "and once they are heard, silence is silence"
+
+
+async def test_few_late_heartbeats_among_many_hide_nobody_that_died() -> None:
+    world = await formed()
+    for _ in range(8):
+        await world.go(0.5, "a")
+        for place in range(10):
+            with world.board.sight.hearing():
+                world.own_us += PATIENCE_US if place < 2 else 1000
+    assert world.owners() == {"a"}
