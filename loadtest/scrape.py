@@ -77,7 +77,7 @@ async def filled_board(ranks: int = RANKS, workers: int = WORKERS) -> tuple[Any,
     for number in range(workers):
         where = Endpoint(f"worker-{number}", f"i{number}", f"node-{number}", f"node-{number}:7310", "")
         record = WorkerRecord(where, "fp", spec.pipeline.op_names, 2000.0 + number, 8, False, 0, pool="cpu")
-        await ledger.heartbeat(record, 10**9)
+        await ledger.fleet.heartbeat(record, 10**9)
     for rank in range(ranks):
         await ledger.update(spec.name, Join(0, rank, ranks, f"n{rank}", None, "", 0, f"node-{rank}", 0))
     await board.refresh()

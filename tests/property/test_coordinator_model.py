@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
 
+from headrace.coordinator.fleet_ledger import Fleet
 from headrace.coordinator.instruments import Instruments
-from headrace.coordinator.ledger import Fleet, Ledger, Outcome
+from headrace.coordinator.ledger import Ledger, Outcome
 from headrace.coordinator.store_memory import MemoryStore
 from headrace.core.errors import HeadraceError, RankClaimed, SessionSuperseded, SessionUnknown, StaleToken, StateMismatch
 from headrace.core.events import Adopt, Event, Join, Joined, Leave, Observe, Open, Progress, Rules, Tick
@@ -92,7 +93,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         return outcome
 
     def _fleet(self) -> Fleet:
-        fleet: Fleet = self._run(self.ledgers[0].fleet())
+        fleet: Fleet = self._run(self.ledgers[0].fleet.look())
         return fleet
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         unable = ("job",) if worker.unable else ()
         record = WorkerRecord(worker.endpoint, "fp", SPEC.pipeline.op_names, 0.0, 1, worker.draining, 0, worker.lagging, unable)
         try:
-            self._run(self.ledgers[0].heartbeat(record, TTL_US))
+            self._run(self.ledgers[0].fleet.heartbeat(record, TTL_US))
         except StaleToken:
             self.workers = {name: other for name, other in self.workers.items() if other is not worker}
             return

@@ -25,6 +25,8 @@ K = TypeVar("K", float, tuple[bool, float])
 REBALANCE_AT = 1.5
 # Who is that little slower than the fastest may be chosen in its place: well below what moves lanes again.
 NEARLY = 1.2
+# The weight of who can bear no lane: he gets one if nobody else is to be had.
+_NO_LANE = 1e-9
 # A token further ahead of the store's clock than this was never issued by us.
 TOKEN_AHEAD_US = 86_400_000_000
 # A worker that restarts under its id makes one entry; a process that keeps losing that fight is refused.
@@ -74,15 +76,14 @@ def quotas(lanes: int, weights: Mapping[str, float]) -> dict[str, int]:
     return share
 
 
-def drawn(lanes: int, weights: Mapping[str, float], job: str) -> dict[str, float]:
-    """The weights as one job sees them that has fewer lanes than there are workers: those nearly as fast as the ones that it
-    needs count as equal, but for a key.
+def drawn(weights: Mapping[str, float], best: float, job: str) -> dict[str, float]:
+    """The weights as one job sees them that has fewer lanes than there are workers: how many lanes each can bear that is to
+    have nearly the best load, and between those that can bear as many a key decides.
 
-    Else all such jobs would sit on the same workers, the fastest ones, and the others idle.
+    Else all such jobs would sit on the same workers, the fastest ones, and the others idle. best: see best_load.
     """
-    needed = sorted(weights.values(), reverse=True)[lanes - 1]
-    even = {name for name, weight in weights.items() if needed / NEARLY <= weight < 2 * needed}  # twice: worth two lanes
-    return {n: needed * (1 + _draw(f"{job} {n}") / 100) if n in even else weight for n, weight in weights.items()}
+    bears = {name: math.floor(weight * best * NEARLY + 1e-9) for name, weight in weights.items()}
+    return {name: lanes * (1 + _draw(f"{job} {name}") / 100) if lanes else _NO_LANE for name, lanes in bears.items()}
 
 
 def _draw(text: str) -> float:
@@ -130,8 +131,9 @@ def deal(
     local = _local(fleet, group_nodes or {})
     if lanes < len(fleet.weights):
         # Most have none, and who has one is chosen anew whenever speeds wobble: only what is too much for its owner is moved.
-        _take_surplus(kept, _bearable(kept, best_load(lanes, fleet), fleet), groups, local)
-        chosen = replace(fleet, weights=drawn(lanes, fleet.weights, job) if job else fleet.weights, kept={})
+        best = best_load(lanes, fleet)
+        _take_surplus(kept, _bearable(kept, best, fleet), groups, local)
+        chosen = replace(fleet, weights=drawn(fleet.weights, best, job) if job else fleet.weights, kept={})
         _give_unowned(kept, chosen, quotas(lanes, chosen.weights), groups, local)
         _relieve_lagging(kept, chosen, groups)
         return kept
@@ -297,7 +299,7 @@ def _give_unowned(
     for group in {group for _, group in fleet.barred}:
         fit = [name for name in able if (name, group) not in fleet.barred]
         open_to[group] = _Least(fit or [name for name in held if (name, group) not in fleet.barred], load)
-    empty = {name for name in able if not held[name]}
+    empty = {name for name in able if not held[name] and target[name]}
     waiting = iter(sorted(empty, key=lambda name: (below_first(name), name)))
     for i, lane in enumerate(free):
         near = [name for name in beside.get(lane % groups, ()) if held[name] < target[name]]
