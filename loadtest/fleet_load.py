@@ -9,7 +9,8 @@ fleet of its own, waits until every worker has registered and every rank has a l
 lets one worker in a hundred fall silent and takes the time until no rank's table names one of them.
 
 Everything shares this machine's cores, the simulated members too: latencies are those of a machine that is also its own load.
-A step is called saturated if fewer than 95% of the heartbeats that are due were answered in time. It ends there.
+A step is called saturated if fewer than 95% of the heartbeats were answered in time. A coordinator that cannot hear all in time
+asks for fewer; `asked for` says how many of those that its settings mean were sent.
 CPU is user + system time from the kernel's accounting. `store requests` are calls of scripts, `commands` what they run inside.
 Numbers go to results/fleet_load.json, the page and plot are made from it (`--page` makes them anew).
 """
@@ -239,8 +240,8 @@ def _measure(step: Step, span_s: float, directory: Path) -> dict[str, Any]:
     beats = [part["calls"].get("Heartbeat", {"count": 0}) for part in told[:-1]]
     passes = metrics["headrace_coordinator_pass_seconds_count"] - metrics_before["headrace_coordinator_pass_seconds_count"]
     pass_s = metrics["headrace_coordinator_pass_seconds_sum"] - metrics_before["headrace_coordinator_pass_seconds_sum"]
-    due = step.workers * span_s / step.heartbeat_s
     count = sum(beat["count"] for beat in beats) * span_s / max(part["span_s"] for part in told)
+    failed = sum(number for part in told for call, number in part["failed"].items() if call.startswith("Heartbeat "))
     return {
         "step": asdict(step),
         "span_s": span_s,
@@ -251,7 +252,8 @@ def _measure(step: Step, span_s: float, directory: Path) -> dict[str, Any]:
             name: max((beat.get(name, 0.0) for beat in beats), default=0.0) for name in ("p50", "p90", "p99", "most")
         },
         "heartbeats_s": count / span_s,
-        "kept": min(1.0, count / due),
+        "kept": count / max(1.0, count + failed),
+        "asked_for": min(1.0, (count + failed) * step.heartbeat_s / step.workers / span_s),
         "reports": told[-1]["calls"].get("ReportProgress", {}),
         "reports_s": told[-1]["calls"].get("ReportProgress", {"count": 0})["count"] / told[-1]["span_s"],
         "failed": {key: value for part in told for key, value in part["failed"].items()},

@@ -51,14 +51,16 @@ def _load(rows: list[Row]) -> list[str]:
     return [
         "## Load",
         "",
-        "CPU in percent of one core. *kept*: heartbeats answered in time, of those that were due; under 95% the step counts as",
-        "saturated. *requests*: calls of scripts at the store; *commands*: what they run inside.",
+        "CPU in percent of one core. *asked for*: heartbeats that were sent, of those that the interval means: a coordinator",
+        "that cannot answer all in time asks for fewer. *kept*: those that were answered in time, of those that were sent;",
+        "under 95% the step counts as saturated. *requests*: calls of scripts at the store; *commands*: what they run inside.",
         "",
         *_table(rows, [
             ("workers", lambda r: f"{r['step']['workers']:,}"),
             ("ranks", lambda r: f"{r['step']['jobs'] * r['step']['world']:,} in {r['step']['jobs']}"),
             ("heartbeat, s", lambda r: f"{r['step']['heartbeat_s']:g}"),
             ("heartbeats/s", lambda r: f"{r['heartbeats_s']:.0f}"),
+            ("asked for", lambda r: f"{100 * r['asked_for']:.0f}%"),
             ("kept", lambda r: f"{100 * r['kept']:.0f}%" + (" (saturated)" if r["kept"] < KEPT else "")),
             ("reports/s", lambda r: f"{r['reports_s']:.0f}"),
             ("coordinator", lambda r: f"{100 * r['coordinator_cpu']:.0f}%"),

@@ -11,7 +11,7 @@ import pytest
 from headrace.coordinator import heartbeats
 from headrace.core.errors import RankClaimed
 from headrace.core.events import Adopt, Join, Open
-from headrace.core.lease import heartbeat_patience_s
+from headrace.core.lease import BEATS_A_TTL, heartbeat_patience_s
 from headrace.testing.simulation.network import CallContext
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.messages import PROTOCOL
@@ -134,6 +134,36 @@ async def test_no_lane_moves_while_heartbeats_are_answered_too_late_to_be_heard(
     assert (world.owners(), world.moved()) == ({"a", "b"}, 0)
     await world.go(4, "a")
     assert world.owners() == {"a"}, "and once they are heard, silence is silence"
+
+
+async def test_a_replica_that_is_late_asks_for_fewer_heartbeats_for_a_while_and_looks_at_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await formed()
+    service = service_of(world)  # which is told every second, of three
+
+    class Late(CallContext):
+        def time_remaining(self) -> float:  # type: ignore[override]
+            return 0.01
+
+    async def told(context: CallContext) -> float:
+        await service.Heartbeat(request_of("a", []), context)
+        await world.board.refresh()
+        return (await service.Heartbeat(request_of("a", []), context)).interval.ToMicroseconds() / 1e6
+
+    assert await told(CallContext()) == 1.0
+    assert await told(Late()) == 1.0, "once may be a hiccup"
+    assert await told(Late()) == pytest.approx(3.0 / BEATS_A_TTL)
+    looks: list[object] = []
+    monkeypatch.setattr(world.board, "refresh", lambda *names: looks.append(names))
+    await service.Heartbeat(request_of("c", []), Late())
+    assert not looks, "of a new worker: the next tick finds it"
+    monkeypatch.undo()
+    assert await told(CallContext()) == pytest.approx(3.0 / BEATS_A_TTL), "or it would be as late again at once"
+    world.own_us += 61 * S
+    assert await told(CallContext()) == 1.0
+    kinds = [event.kind for event in world.ledger.events.newest()[::-1] if "overload" in event.kind]
+    assert kinds == ["overloaded", "overload_over"]
 
 
 async def test_few_late_heartbeats_among_many_hide_nobody_that_died() -> None:

@@ -78,6 +78,7 @@ class Board:
         self._tables = LaneTables()
         self._passes = 0
         self._failing_since_us: int | None = None
+        self._strained = False
         self.store_error = ""  # what the last pass failed with
         self.loaded = False
         self.recent = Recent()
@@ -150,6 +151,7 @@ class Board:
         begun_s, woken = time.perf_counter(), set(self._woken)
         self._fleet = await self._ledger.fleet.look()
         self.sight.look(self._fleet.now_us, self._ledger.store.longest_stall_us())
+        self._tell_strain()
         if not self.sight.blind:  # silence says nothing then, neither to the rules nor to readers
             self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
         names = self._take_due(woken) if job is None else [job]
@@ -164,6 +166,18 @@ class Board:
                 await self._forget()
         self.sight.looked(self.now_us())
         self._ledger.pass_took(time.perf_counter() - begun_s)
+
+    def _tell_strain(self) -> None:
+        if self._strained == self.sight.strained:
+            return
+        self._strained = self.sight.strained
+        if self._strained:
+            note = "fewer are asked for, and none counts as dead for want of them; add a coordinator or lengthen heartbeat_s"
+            self._ledger.events.add("overloaded", f"heartbeats are answered too late: {note}", level="warning")
+            log.warning("overloaded", what="heartbeats are answered later than workers wait", note=note)
+        else:
+            self._ledger.events.add("overload_over", "all heartbeats have been answered in time for a while")
+            log.info("overload_over")
 
     async def _forget(self) -> None:
         await self._ledger.fleet.forget(self._fleet, _FORGET_WORKERS_US)

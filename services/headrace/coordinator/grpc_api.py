@@ -168,7 +168,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
 
     async def _heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         self._access.check_worker(context, request.endpoint.worker)
-        return await self._heartbeats.answer(request)
+        return await self._heartbeats.answer(request, context.time_remaining())
 
     # --- errors -------------------------------------------------------------------------------------------------------
 

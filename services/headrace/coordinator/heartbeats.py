@@ -20,6 +20,7 @@ from headrace.coordinator.holdings import Leases
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.requests import adopt_of, worker_of
 from headrace.core.events import Adopt, JobState
+from headrace.core.lease import BEATS_A_TTL, heartbeat_patience_s
 from headrace.core.records import JobRecord, LaneRecord, SessionRecord, WorkerRecord
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
@@ -59,17 +60,22 @@ class Heartbeats:
         self._told: dict[str, dict[str, _Told]] = {}
         self._room = _LEAST_ROOM
 
-    async def answer(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
-        """Record it, take over what this replica did not know, and tell the worker what it holds. Raises HeadraceError."""
+    async def answer(self, request: pb.HeartbeatRequest, left_s: float | None = None) -> pb.HeartbeatResponse:
+        """Record it, take over what this replica did not know, and tell the worker what it holds. Raises HeadraceError.
+
+        left_s: how long the worker goes on waiting, if that is known.
+        """
         ttl_us = int(self._rules.ttl_s * 1e6)
-        with self._board.sight.hearing():
+        waited_s = 0.0 if left_s is None else max(0.0, heartbeat_patience_s(self._rules.ttl_s) - left_s)
+        with self._board.sight.hearing(waited_s):
             before, record = await self._ledger.fleet.heartbeat(worker_of(request), ttl_us)
         if before is None or _standing(before) != _standing(record):
             log.info(
                 "worker_draining" if record.draining else "worker_seen",
                 worker=record.endpoint.worker, grpc=record.endpoint.grpc, fingerprint=record.fingerprint,
             )  # fmt: skip
-            await self._look_soon()
+            if not self._board.sight.deaf:  # or each worker that was not heard would make all the others wait still longer
+                await self._look_soon()
         elif not self._board.loaded:
             await self._board.refresh()
         # All of them before any look: a worker's patience ends before looks at many jobs, and what is not told again moves.
@@ -77,7 +83,9 @@ class Heartbeats:
         await asyncio.gather(*(self._board.refresh(job) for job in dict.fromkeys(lost)))
         answer = pb.HeartbeatResponse(leases=self.leases(record))
         answer.ttl.FromMicroseconds(ttl_us)
-        answer.interval.FromMicroseconds(int(self._rules.interval_s * 1e6))
+        # Where there are more than can be heard in time, a third fewer may be.
+        longest_s = max(self._rules.interval_s, self._rules.ttl_s / BEATS_A_TTL)
+        answer.interval.FromMicroseconds(int(1e6 * (longest_s if self._board.sight.strained else self._rules.interval_s)))
         return answer
 
     async def _look_soon(self) -> None:

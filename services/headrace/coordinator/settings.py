@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from headrace.core.events import Rules
+from headrace.core.lease import BEATS_A_TTL
 from headrace.telemetry.security_settings import SecuritySettings
 
 
@@ -100,8 +101,10 @@ class CoordinatorSettings(SecuritySettings):
     @field_validator("worker_ttl_s")
     @classmethod
     def _heartbeats_fit(cls, value: float, info: ValidationInfo) -> float:
-        if value < 2.5 * info.data.get("heartbeat_s", 0.0):
-            raise ValueError("must be at least 2.5 times heartbeat_s, or one lost heartbeat would cost a worker its lanes")
+        if value < BEATS_A_TTL * info.data.get("heartbeat_s", 0.0):
+            raise ValueError(
+                f"must be at least {BEATS_A_TTL} times heartbeat_s, or one lost heartbeat would cost a worker its lanes"
+            )
         return value
 
     @property

@@ -25,6 +25,8 @@ K = TypeVar("K", float, tuple[bool, float])
 REBALANCE_AT = 1.5
 # Who is that little slower than the fastest may be chosen in its place: well below what moves lanes again.
 NEARLY = 1.2
+# At least so many heartbeats in a worker's life after one: one may be lost.
+BEATS_A_TTL = 2.5
 # The weight of who can bear no lane: he gets one if nobody else is to be had.
 _NO_LANE = 1e-9
 # A token further ahead of the store's clock than this was never issued by us.

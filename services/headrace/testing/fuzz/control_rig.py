@@ -51,6 +51,9 @@ class _Context:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
+    def time_remaining(self) -> None:
+        return None
+
     async def abort(self, code: Any, details: str, metadata: Any) -> NoReturn:
         cause = sys.exc_info()[1]
         if cause is not None and not isinstance(cause, HeadraceError):

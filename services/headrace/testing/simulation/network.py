@@ -45,6 +45,9 @@ class CallContext:
         """Nobody shows a token."""
         return ()
 
+    def time_remaining(self) -> None:
+        """Nobody says how long he waits."""
+
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
         """End the call."""
         raise Aborted(code, details, trailing_metadata)
