@@ -9,12 +9,14 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, PortInUse
 from headrace.testing.null_producer import NullProducer
 from headrace.wire import messages
@@ -26,6 +28,7 @@ from tests.contract.raw_rank import HELLO, SHAPE, LocalRank, eventually, serving
 
 CHILD = """
 import sys
+import tempfile
 from pathlib import Path
 from headrace.worker.unix_socket import BoundSocket
 bound = BoundSocket(Path(sys.argv[1]))
@@ -74,7 +77,6 @@ def test_a_stale_file_stays_until_the_new_socket_takes_its_place(path: Path) -> 
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
         stale.bind(os.fspath(path))
-    path.with_name("worker.sock.new").touch()
     old = path.stat().st_ino
     sys.settrace(look)
     try:
@@ -87,6 +89,24 @@ def test_a_stale_file_stays_until_the_new_socket_takes_its_place(path: Path) -> 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
         rank.connect(os.fspath(path))
     bound.close()
+
+
+def test_a_name_as_long_as_an_address_holds_is_served(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # a short one
+        path = Path(directory) / ("w" * (limits.SOCKET_PATH_BYTES - len(directory) - 1))
+        bound = BoundSocket(path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
+            rank.connect(os.fspath(path))
+        bound.close()
+        assert [entry.name for entry in Path(directory).iterdir()] == [f"{path.name}.lock"]
+
+
+def test_a_file_that_came_since_is_not_removed(path: Path) -> None:
+    bound = BoundSocket(path)
+    path.unlink()
+    path.write_text("another's")
+    bound.close()
+    assert path.read_text() == "another's"
 
 
 def test_a_foreign_live_socket_is_not_taken_over(path: Path) -> None:

@@ -166,8 +166,8 @@ async def test_a_clock_that_went_forth_and_back_does_not_blind_for_as_long(world
 
 async def test_slow_passes_do_not_make_blind(world: World) -> None:
     class Slow(Board):
-        async def _pass_over(self, name, gate):  # type: ignore[no-untyped-def]
-            await super()._pass_over(name, gate)
+        async def _pass_over(self, name):  # type: ignore[no-untyped-def]
+            await super()._pass_over(name)
             world.now_us += 2 * S
 
     world.board = Slow(world.ledger, 0.5)

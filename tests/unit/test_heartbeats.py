@@ -9,8 +9,10 @@ from random import Random
 import pytest
 
 from headrace.coordinator import heartbeats
-from headrace.core.errors import RankClaimed
-from headrace.core.events import Adopt, Join, Open
+from headrace.coordinator.fleet_ledger import WORKERS
+from headrace.coordinator.lane_tables import seen_by_watchers
+from headrace.core.errors import RankClaimed, StoreUnavailable
+from headrace.core.events import Adopt, Join, Leave, Open
 from headrace.core.lease import BEATS_A_TTL, heartbeat_patience_s
 from headrace.testing.simulation.network import CallContext
 from headrace.wire.gen import coordinator_service_pb2 as pb
@@ -43,7 +45,7 @@ async def test_who_states_what_he_was_told_has_nothing_read_and_nothing_made_for
     first = await service.Heartbeat(request_of("a", []), CallContext())
     assert len(first.leases) == 4
     made: list[object] = []
-    for name in ("adopt_of", "_tell"):
+    for name in ("adopt_of", "_made"):
         of = getattr(heartbeats, name)
         monkeypatch.setattr(heartbeats, name, lambda *given, of=of: made.append(given) or of(*given))
     again = await service.Heartbeat(request_of("a", list(first.leases)), CallContext())
@@ -132,7 +134,9 @@ async def test_no_lane_moves_while_heartbeats_are_answered_too_late_to_be_heard(
         with world.board.sight.hearing():
             world.own_us += PATIENCE_US // 10
     assert (world.owners(), world.moved()) == ({"a", "b"}, 0)
-    await world.go(4, "a")
+    for _ in range(24):
+        world.own_us += S // 2
+        await world.go(0.5, "a")
     assert world.owners() == {"a"}, "and once they are heard, silence is silence"
 
 
@@ -146,24 +150,41 @@ async def test_a_replica_that_is_late_asks_for_fewer_heartbeats_for_a_while_and_
         def time_remaining(self) -> float:  # type: ignore[override]
             return 0.01
 
-    async def told(context: CallContext) -> float:
-        await service.Heartbeat(request_of("a", []), context)
-        await world.board.refresh()
+    async def told(context: CallContext, times: int) -> float:
+        for _ in range(times):
+            world.own_us += S // 2
+            await service.Heartbeat(request_of("a", []), context)
+            await world.board.refresh()
         return (await service.Heartbeat(request_of("a", []), context)).interval.ToMicroseconds() / 1e6
 
-    assert await told(CallContext()) == 1.0
-    assert await told(Late()) == 1.0, "once may be a hiccup"
-    assert await told(Late()) == pytest.approx(3.0 / BEATS_A_TTL)
+    assert await told(CallContext(), 4) == 1.0
+    assert await told(Late(), 1) == 1.0, "one may be a hiccup"
+    assert await told(Late(), 4) == pytest.approx(3.0 / BEATS_A_TTL)
     looks: list[object] = []
     monkeypatch.setattr(world.board, "refresh", lambda *names: looks.append(names))
     await service.Heartbeat(request_of("c", []), Late())
     assert not looks, "of a new worker: the next tick finds it"
     monkeypatch.undo()
-    assert await told(CallContext()) == pytest.approx(3.0 / BEATS_A_TTL), "or it would be as late again at once"
+    assert await told(CallContext(), 20) == pytest.approx(3.0 / BEATS_A_TTL), "or it would be as late again at once"
     world.own_us += 61 * S
-    assert await told(CallContext()) == 1.0
+    assert await told(CallContext(), 1) == 1.0
     kinds = [event.kind for event in world.ledger.events.newest()[::-1] if "overload" in event.kind]
     assert kinds == ["overloaded", "overload_over"]
+
+
+async def test_one_moment_that_made_all_late_hides_nobody_for_long() -> None:
+    """However often anybody looks, and however few workers there are."""
+    world = await formed()
+    for second in range(10):
+        for _ in range(3):
+            with world.board.sight.hearing(0.7 if second == 2 else 0.0):
+                world.own_us += 1000
+        world.own_us += S
+        await world.go(1, "a")
+        for _ in range(10):
+            await world.board.refresh("job")
+        assert not world.board.sight.strained
+    assert world.owners() == {"a"}
 
 
 async def test_few_late_heartbeats_among_many_hide_nobody_that_died() -> None:
@@ -174,3 +195,67 @@ async def test_few_late_heartbeats_among_many_hide_nobody_that_died() -> None:
             with world.board.sight.hearing():
                 world.own_us += PATIENCE_US if place < 2 else 1000
     assert world.owners() == {"a"}
+
+
+async def test_a_job_that_all_have_left_is_let_go_of_though_nobody_can_be_heard() -> None:
+    """A goodbye is no silence; and what is done with is a part of the load."""
+    world = await formed()
+    await world.ledger.update("job", Leave(1, 0, "n0", None), rank=0)
+    for _ in range(4):
+        world.now_us += S // 2
+        await world.beat("ab")
+        for _ in range(3):
+            with world.board.sight.hearing(1.0):
+                world.own_us += S // 4
+        await world.board.refresh()
+    assert world.board.sight.blind
+    assert world.owners() == {""}
+
+
+async def test_a_lane_table_that_never_changes_is_told_with_the_time_of_now_and_then() -> None:
+    """Ranks take no token that is a day newer than the table."""
+    world = await formed()
+
+    def table() -> pb.WatchSessionResponse:
+        job = world.board.job("job")
+        assert job is not None
+        return world.board.lane_table(job)
+
+    first = table()
+    assert table() is first
+    await world.go(1, "ab")
+    assert table() is first, "what ranks report is not in it"
+    world.now_us += 3600 * S
+    await world.board.refresh()
+    assert table().version - first.version >= 3600 * S
+
+
+async def test_a_worker_that_serves_elsewhere_under_the_same_lease_is_seen_by_watchers() -> None:
+    """The fleet is read before the job: lanes may be newer than what is known of their owner."""
+    world = await formed()
+    job = world.board.job("job")
+    assert job is not None
+    worker = job.workers["a"]
+    moved = replace(worker, endpoint=replace(worker.endpoint, grpc="elsewhere:1"))
+    assert seen_by_watchers(job) != seen_by_watchers(replace(job, workers={**job.workers, "a": moved}))
+    newer = replace(worker, alive_until_us=worker.alive_until_us + S, samples_per_s=5.0)
+    assert seen_by_watchers(job) == seen_by_watchers(replace(job, workers={**job.workers, "a": newer}))
+
+
+async def test_a_store_that_hangs_is_not_asked_for_each_job_in_turn() -> None:
+    world = await formed()
+    await more_jobs(world, 30)
+    await world.board.refresh()
+    asked, load = 0, world.load
+
+    async def hangs(wanted):  # type: ignore[no-untyped-def]
+        nonlocal asked
+        if WORKERS in wanted:
+            return await load(wanted)
+        asked += 1
+        raise StoreUnavailable("timed out")
+
+    world.load = hangs  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        await world.board.refresh()
+    assert asked <= 4

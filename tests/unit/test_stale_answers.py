@@ -135,7 +135,11 @@ async def test_all_leases_that_the_store_lost_are_told_again_before_anybody_wait
         await world.ledger.update(name, Open(replace(SPEC, name=name), 1))
         await world.ledger.update(name, Join(0, 0, 1, "n0", None, "", 0, "n0", 0))
     await world.board.refresh()
-    held = service_of(world)._heartbeats.leases(world.board.workers()[0])
+    request = pb.HeartbeatRequest(
+        protocol=PROTOCOL, endpoint=pb.Endpoint(worker="a", incarnation="a-1", node="n", grpc="g"), fingerprint="fp",
+        ops=SPEC.pipeline.op_names,
+    )  # fmt: skip
+    held = (await service_of(world).Heartbeat(request, CallContext())).leases
     assert sorted(leases.job for leases in held) == names
     world.restore(({}, {}))
     for name in names:

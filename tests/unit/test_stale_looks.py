@@ -124,9 +124,9 @@ class Looked(Board):
         self.at_pass(job)
         self.passed.set()
 
-    async def _pass_over(self, name: str, gate: asyncio.Semaphore) -> None:
+    async def _pass_over(self, name: str) -> None:
         self.passes[-1][1].append(name)
-        await super()._pass_over(name, gate)
+        await super()._pass_over(name)
 
     def whole(self) -> list[list[str]]:
         """What each pass over all jobs looked at."""

@@ -157,8 +157,19 @@ class Board:
         names = self._take_due(woken) if job is None else [job]
         if job is None and self._passes % _BAD_PASSES == 0:
             self._bad_due = set(names)
-        gate = asyncio.Semaphore(_JOBS_AT_ONCE)
-        results = await asyncio.gather(*(self._pass_over(name, gate) for name in names), return_exceptions=True)
+        gate, away = asyncio.Semaphore(_JOBS_AT_ONCE), list[StoreUnavailable]()
+
+        async def look(name: str) -> None:
+            async with gate:
+                if away:  # each of the others would wait for it as long
+                    raise away[0]
+                try:
+                    await self._pass_over(name)
+                except StoreUnavailable as error:
+                    away.append(error)
+                    raise
+
+        results = await asyncio.gather(*(look(name) for name in names), return_exceptions=True)
         _tell_failures(dict(zip(names, results, strict=True)))
         if job is None:
             self._end_pass()
@@ -261,10 +272,9 @@ class Board:
             job.session, job.ranks, self.now_us(), self._ledger.rules
         )
 
-    async def _pass_over(self, name: str, gate: asyncio.Semaphore) -> None:
-        async with gate:
-            tick = Tick(0, blind=self.sight.blind, heard_us=self._fleet.now_us)
-            outcome = await self._ledger.update(name, tick, workers=self._fleet.workers)
+    async def _pass_over(self, name: str) -> None:
+        tick = Tick(0, blind=self.sight.blind, heard_us=self._fleet.now_us)
+        outcome = await self._ledger.update(name, tick, workers=self._fleet.workers)
         before, state = self._jobs.get(name), outcome.state
         self._ledger.events.job_changed(before, state)
         if state.job is None and state.session is None:

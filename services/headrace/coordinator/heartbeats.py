@@ -21,11 +21,13 @@ from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.requests import adopt_of, worker_of
 from headrace.core.events import Adopt, JobState
 from headrace.core.lease import BEATS_A_TTL, heartbeat_patience_s
-from headrace.core.records import JobRecord, LaneRecord, SessionRecord, WorkerRecord
+from headrace.core.records import JobRecord, SessionRecord, WorkerRecord
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 
 log = structlog.get_logger()
+
+Held = Mapping[str, tuple[JobState, Leases]]  # by job
 
 # A heartbeat waits so long for the look that it causes, of the three quarters of a second that its worker waits for it.
 _LOOK_S = 0.3
@@ -45,7 +47,6 @@ class _Told(NamedTuple):
 
     job: JobRecord
     session: SessionRecord
-    lanes: Mapping[int, LaneRecord]
     leases: Leases
     message: pb.SessionLeases
 
@@ -78,10 +79,12 @@ class Heartbeats:
                 await self._look_soon()
         elif not self._board.loaded:
             await self._board.refresh()
+        worker, held = record.endpoint.worker, self._held(record)
         # All of them before any look: a worker's patience ends before looks at many jobs, and what is not told again moves.
-        lost = await self._take(request)
-        await asyncio.gather(*(self._board.refresh(job) for job in dict.fromkeys(lost)))
-        answer = pb.HeartbeatResponse(leases=self.leases(record))
+        if news := await self._take(request, held):
+            await asyncio.gather(*(self._board.refresh(job) for job in dict.fromkeys(news)))
+            held = self._held(record)
+        answer = pb.HeartbeatResponse(leases=self._tell(worker, held))
         answer.ttl.FromMicroseconds(ttl_us)
         # Where there are more than can be heard in time, a third fewer may be.
         longest_s = max(self._rules.interval_s, self._rules.ttl_s / BEATS_A_TTL)
@@ -97,12 +100,16 @@ class Heartbeats:
             async with asyncio.timeout(_LOOK_S if self._board.loaded else None):
                 await self._board.refresh()
 
-    async def _take(self, request: pb.HeartbeatRequest) -> list[str]:
+    def _held(self, record: WorkerRecord) -> Held:
+        held = self._board.held_by(record.endpoint.worker, record.endpoint.incarnation)
+        return {state.name: (state, leases) for state, leases in held}
+
+    async def _take(self, request: pb.HeartbeatRequest, held: Held) -> list[str]:
         """Take over what is news of what a worker holds; returns its jobs."""
         told, news = self._told.get(request.endpoint.worker, {}), list[str]()
         for stated in request.held:
-            state, last = self._board.job(stated.job), told.get(stated.job)
-            if last is not None and state is not None and _stands(last, state) and last.message == stated:
+            last, now = told.get(stated.job), held.get(stated.job)
+            if last is not None and now is not None and _stands(last, *now) and last.message == stated:
                 continue
             if await self._adopt(stated.job, adopt_of(request, stated)):
                 news.append(stated.job)
@@ -120,15 +127,12 @@ class Heartbeats:
         await self._ledger.update(job, event)
         return True
 
-    def leases(self, record: WorkerRecord) -> list[pb.SessionLeases]:
+    def _tell(self, worker: str, held: Held) -> list[pb.SessionLeases]:
         """What a worker holds of all jobs. Not to be written to."""
-        worker = record.endpoint.worker
         known, told = self._told.get(worker, {}), dict[str, _Told]()
-        for state, mine in self._board.held_by(worker, record.endpoint.incarnation):
-            last = known.get(state.name)
-            if last is None or last.leases is not mine or not _stands(last, state):
-                last = _tell(state, mine)
-            told[state.name] = last
+        for name, (state, leases) in held.items():
+            last = known.get(name)
+            told[name] = last if last is not None and _stands(last, state, leases) else _made(state, leases)
         if worker not in self._told and len(self._told) >= self._room:
             self._forget()
         self._told[worker] = told
@@ -136,24 +140,24 @@ class Heartbeats:
 
     def _forget(self) -> None:
         """Workers come and go, each with a name of its own."""
-        there = {record.endpoint.worker for record in self._board.workers()}
+        there = {record.endpoint.worker for record in self._board.live_workers()}
         self._told = {worker: told for worker, told in self._told.items() if worker in there}
         self._room = max(_LEAST_ROOM, 2 * len(self._told))
 
 
-def _stands(told: _Told, state: JobState) -> bool:
+def _stands(told: _Told, state: JobState, leases: Leases) -> bool:
     """Equal records are the same one where they were read more than once; where not, the message is made anew."""
-    return told.lanes is state.lanes and told.session is state.session and told.job is state.job
+    return told.leases is leases and told.session is state.session and told.job is state.job
 
 
-def _tell(state: JobState, mine: Leases) -> _Told:
+def _made(state: JobState, leases: Leases) -> _Told:
     assert state.job is not None
     assert state.session is not None
     session = _session_message(state.job, state.session)
     message = pb.SessionLeases(job=state.name, attempt=state.session.attempt, session=session)
-    message.lanes.extend(number for number, _ in mine)
-    message.tokens.extend(token for _, token in mine)
-    return _Told(state.job, state.session, state.lanes, mine, message)
+    message.lanes.extend(number for number, _ in leases)
+    message.tokens.extend(token for _, token in leases)
+    return _Told(state.job, state.session, leases, message)
 
 
 @lru_cache(maxsize=1024)

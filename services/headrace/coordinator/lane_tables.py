@@ -7,6 +7,8 @@ from headrace.core.job import LaneTable
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 
+_RENEW_US = 600_000_000
+
 
 class LaneTables:
     """The newest table of each job. One event loop."""
@@ -17,10 +19,10 @@ class LaneTables:
     def of(self, job: JobState, version: int) -> pb.WatchSessionResponse:
         """A job's table as it is made of its newest snapshot, not to be written to.
 
-        version: the store's time, so that it grows whatever replica one asks.
+        version: the store's time, so that it grows whatever replica one asks. Ranks take no token that is much newer.
         """
         table = self._made.get(job.name)
-        if table is None:
+        if table is None or version - table.version > _RENEW_US:
             table = self._made[job.name] = convert.lane_table_to_proto(_table(job, version))
         return table
 
@@ -39,7 +41,10 @@ def _table(job: JobState, version: int) -> LaneTable:
 
 
 def seen_by_watchers(job: JobState) -> object:
-    """What a watcher must be told of when it changes. Endpoints only change with a worker's incarnation, and so with lanes."""
+    """What a watcher must be told of when it changes.
+
+    Endpoints, too: the fleet is read before the job, so that lanes may be newer than what is known of their owner.
+    """
     ranks = {rank: (record.attempt, record.nonce) for rank, record in job.ranks.items()}
-    named = frozenset(lane.owner for lane in job.lanes.values() if lane.owner in job.workers)
+    named = {lane.owner: job.workers[lane.owner].endpoint for lane in job.lanes.values() if lane.owner in job.workers}
     return job.session, job.lanes, ranks, named

@@ -5,16 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from headrace.core.lease import heartbeat_patience_s
 
 # A beat that took nearly as long as its worker waits for it was likely recorded for nobody.
 _LATE = 0.9
-# Where more than that share of all beats was late, this replica hears too little. Some are late behind a look at a large fleet.
+# Where more than that share of the beats of a worker's life was late, this replica hears too little: a look at a large fleet
+# makes some late, a hiccup makes many so at one moment.
 _LATE_SHARE = 0.25
-# Twice within so long is no hiccup; it is taken to last for a while.
-_AGAIN_US = 5_000_000
+_LEAST_LATE = 3
 _STRAINED_US = 60_000_000
+
+
+@dataclass(slots=True)
+class _Beats:
+    """Heartbeats of half a worker's life. first_late_us, last_late_us: by this process's clock."""
+
+    begun_us: float = -math.inf
+    all: int = 0
+    late: int = 0
+    first_late_us: float = math.inf
+    last_late_us: float = -math.inf
 
 
 class Sight:
@@ -28,11 +40,8 @@ class Sight:
         self._now_us = 0
         self._ended_us = 0
         self._blind_until_us = 0
-        self._beats = 0
-        self._late = 0
+        self._before, self._beats = _Beats(), _Beats()
         self.seen_us = 0  # the store's clock at the last look that was not blind
-        self.deaf = False  # heartbeats came too late to be heard, before the last look
-        self._deaf_us = -math.inf
         self._strained_until_us = -math.inf
 
     @contextmanager
@@ -46,8 +55,25 @@ class Sight:
         try:
             yield
         finally:
-            self._beats += 1
-            self._late += self._clock_us() - sent_us >= self._late_us
+            now_us = self._clock_us()
+            if now_us - self._beats.begun_us >= self._ttl_us / 2:
+                self._before, self._beats = self._beats, _Beats(now_us)
+            self._beats.all += 1
+            if now_us - sent_us >= self._late_us:
+                self._beats.late += 1
+                self._beats.first_late_us = min(self._beats.first_late_us, now_us)
+                self._beats.last_late_us = now_us
+
+    @property
+    def deaf(self) -> bool:
+        """True while heartbeats come too late to be heard."""
+        now_us = self._clock_us()
+        found = [beats for beats in (self._before, self._beats) if now_us - beats.begun_us < 1.5 * self._ttl_us]
+        late = sum(beats.late for beats in found)
+        if late < _LEAST_LATE or late <= _LATE_SHARE * sum(beats.all for beats in found):
+            return False
+        first_us, last_us = min(beats.first_late_us for beats in found), max(beats.last_late_us for beats in found)
+        return last_us - first_us >= self._ttl_us / 4
 
     def look(self, now_us: int, stall_us: int) -> None:
         """A look begins. now_us: the store's clock. stall_us: how long the store answered nothing since the last one.
@@ -57,14 +83,9 @@ class Sight:
         """
         self._now_us = now_us
         away = now_us - self._ended_us > self._tick_us + self._ttl_us / 4
-        self.deaf = self._late > self._beats * _LATE_SHARE
-        self._beats = self._late = 0
-        if self.deaf:
-            own_us = self._clock_us()
-            if own_us - self._deaf_us < _AGAIN_US:
-                self._strained_until_us = own_us + _STRAINED_US
-            self._deaf_us = own_us
-        if away or self.deaf or stall_us > self._ttl_us / 4:
+        if deaf := self.deaf:
+            self._strained_until_us = self._clock_us() + _STRAINED_US
+        if away or deaf or stall_us > self._ttl_us / 4:
             self._blind_until_us = now_us + self._ttl_us
 
     def looked(self, now_us: int) -> None:

@@ -48,7 +48,9 @@ def tick(
     assert job is not None
     assert session is not None
     if not active(session, state.ranks, now_us, rules):
-        return (state if blind else _release(state)), effects
+        # Whom nobody could hear may live; whoever said goodbye was heard.
+        gone = bool(state.members) and all(rank.left for rank in state.members.values())
+        return (_release(state) if gone or not blind else state), effects
     state, stops = _judge(state)
     effects += stops
     session = state.session

@@ -167,6 +167,8 @@ def _produce(order: Order, places: PixelPlaces, samples: BatchSamples, read: Rea
     begun = time.monotonic()
     with places.writing(order.slot, order.device, order.work.pixel_bytes) as pixels:
         result = order.work.engine.run(read.samples, keys, pixels)
+        if result.queued_s is not None:  # the threads made other batches until then, and are this one's from then on
+            begun, at_once = begun + result.queued_s, 1
         sources, reasons = _substitute(order, read, keys, result.reasons, pixels)
         augmented = time.monotonic()
     # One library call decodes and augments: its wall time is split by the thread-seconds that it measured for each.

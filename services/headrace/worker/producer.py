@@ -6,8 +6,8 @@ waits for is never behind one that none waits for yet; between jobs the one that
 first, so that an evaluation and a training share the worker.
 
 Everything here runs on the event loop thread but the engine, which runs on `executor`, as many batches at a time as it says
-(one, on all its threads, unless a GPU overlaps several). Batches in flight are bounded in number (reads run ahead of the
-engine), their memory by the ports' slots.
+(GPUs overlap them; the cpu engine begins with a second one while threads would idle). Batches in flight are bounded in number
+(reads run ahead of the engine), their memory by the ports' slots.
 """
 
 from __future__ import annotations

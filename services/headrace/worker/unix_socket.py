@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import socket
 import stat
 from pathlib import Path
 
+import structlog
+
 from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, PortInUse
+
+log = structlog.get_logger()
 
 _MAX_PATH_BYTES = limits.SOCKET_PATH_BYTES
 
@@ -34,20 +39,28 @@ class BoundSocket:
         except BaseException:
             os.close(self._lock)
             raise
+        self._file: tuple[int, int] | None = None
         try:
-            _listen(self.socket, path, mode, backlog)
+            self._file = _listen(self.socket, path, mode, backlog)
         except OSError as error:
             self.close()
             raise _bind_error(path, error) from error
 
     def close(self) -> None:
-        """Remove the file and stop listening; may be called again."""
+        """Remove the file, if it is still ours, and stop listening; may be called again."""
         if self._lock < 0:
             return
-        self.path.unlink(missing_ok=True)
-        self.socket.close()
-        os.close(self._lock)
-        self._lock = -1
+        try:
+            found = self.path.lstat()
+            if self._file == (found.st_dev, found.st_ino):
+                self.path.unlink()
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                log.warning("socket_file_left", path=str(self.path), error=str(error))
+        finally:
+            self.socket.close()
+            os.close(self._lock)
+            self._lock = -1
 
 
 def _take_lock(path: Path) -> int:
@@ -64,20 +77,22 @@ def _take_lock(path: Path) -> int:
     return lock
 
 
-def _listen(bound: socket.socket, path: Path, mode: int, backlog: int) -> None:
-    """Listen beside the path, then take its place at once.
+def _listen(bound: socket.socket, path: Path, mode: int, backlog: int) -> tuple[int, int]:
+    """Listen beside the path, then take its place at once; returns the file's device and inode.
 
     A stale file stays until then: who finds none believes that this node has no such worker, and a rank that insists on shared
-    memory ends on it. Bound by way of its directory's descriptor, the longer name needs no room in a socket address.
+    memory ends on it. Bound by way of its directory's descriptor, the other name needs no room in a socket address.
     """
-    beside = path.with_name(path.name + ".new")
+    beside = path.with_name(f".{hashlib.blake2b(os.fsencode(path.name), digest_size=8).hexdigest()}")
     beside.unlink(missing_ok=True)  # of a process that died right here; the lock is ours
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         bound.bind(f"/proc/self/fd/{directory}/{beside.name}")
         beside.chmod(mode)
         bound.listen(backlog)
+        made = beside.lstat()
         beside.replace(path)
+        return made.st_dev, made.st_ino
     finally:
         os.close(directory)
         beside.unlink(missing_ok=True)
@@ -106,4 +121,4 @@ def _in_use(path: Path) -> PortInUse:
 def _bind_error(path: Path, error: OSError) -> PortInUse | ConfigInvalid:
     if error.errno == errno.EADDRINUSE:
         return _in_use(path)
-    return ConfigInvalid(f"cannot listen at {path}: {error.strerror}", path=str(path))
+    return ConfigInvalid(f"cannot listen at {path}: {error.strerror or error}", path=str(path))

@@ -105,22 +105,25 @@ class PreparedCpu:
         """See PreparedEngine.run. Raises HeadraceError if `out` is not a slot for these samples."""
         out_rows = self._writer.view(host_memory(out), len(samples))
         rows = look_at(self._spec, self._seed, samples, keys, self._fused)
+        asked_s = time.monotonic()
         times = self._map(_Batch(rows, out_rows), len(samples))
         decode_s, augment_s = (sum(part[stage] for part in times) for stage in (0, 1))
-        return RunResult(rows.reasons, rows.probe_s + decode_s, rows.sample_s + augment_s)
+        queued_s = min((part[2] for part in times), default=asked_s) - asked_s
+        return RunResult(rows.reasons, rows.probe_s + decode_s, rows.sample_s + augment_s, queued_s)
 
     def close(self) -> None:
         """Nothing to free: the threads are the engine's."""
 
-    def _map(self, batch: _Batch, count: int) -> list[tuple[float, float]]:
+    def _map(self, batch: _Batch, count: int) -> list[tuple[float, float, float]]:
         size = max(1, -(-count // (self._threads * CHUNKS_PER_THREAD)))
         chunks = [range(start, min(start + size, count)) for start in range(0, count, size)]
-        if self._pool is None or len(chunks) < 2:
+        if self._pool is None:
             return [self._make_rows(batch, chunk) for chunk in chunks]
         return list(self._pool.map(lambda chunk: self._make_rows(batch, chunk), chunks))
 
-    def _make_rows(self, batch: _Batch, chunk: range) -> tuple[float, float]:
-        """Make the chunk's rows; returns thread-seconds of (decode, augment)."""
+    def _make_rows(self, batch: _Batch, chunk: range) -> tuple[float, float, float]:
+        """Make the chunk's rows; returns thread-seconds of (decode, augment), and when it began."""
+        begun_s = time.monotonic()
         fused, others = list[int](), list[int]()
         for row in chunk:
             (fused if self._is_fused(batch.rows, row) else others).append(row)
@@ -133,7 +136,7 @@ class PreparedCpu:
             if rgb is not None:
                 self._writer.write(self._all_ops(rgb, batch.rows.params, row), batch.out[row])
                 augment_s += time.thread_time() - decoded
-        return decode_s, augment_s
+        return decode_s, augment_s, begun_s
 
     def _is_fused(self, rows: Rows, row: int) -> bool:
         """Whether the native core makes the row: told by its header and geometry alone."""

@@ -63,11 +63,14 @@ class RunResult:
 
     reasons: uint8[B], index into core.batch.BAD_REASONS, 0 where the pixels are good. Rows with a reason hold undefined
     pixels: the producer substitutes them. decode_s, augment_s: thread-seconds measured inside, for the accounting.
+    queued_s: seconds until its first row was begun, where batches are made one after another by threads that they share; None
+    where it was worked on at once, beside others.
     """
 
     reasons: NDArray[np.uint8]
     decode_s: float
     augment_s: float
+    queued_s: float | None = None
 
 
 class PreparedEngine(Protocol):
