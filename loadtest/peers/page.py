@@ -147,7 +147,9 @@ PROCESSES = """CPU milliseconds an image by process, medians. `worker` reads the
 over gRPC it sends the bytes, too. `trainer` is the consuming process. `fetcher` receives gRPC into the trainer's slab.
 `coordinator` and `store` are the control. What `worker` takes beyond `engine alone` (which reads files, and every byte of its
 batches) is planning, reading ranges and handing over. Raw TCP between two threads takes {tcp:.3f} here for the bytes of an
-image, sent and received: what gRPC costs beyond shm cannot be less. Fewer `cores in use` than there are: somebody waits."""
+image, sent and received: what gRPC costs beyond shm cannot be less. The rest of that difference are the copies that grpcio makes
+of each byte at both ends, and one more to build a message and one to fill the slot; what was tried against them is in
+[dataplane.md](../../docs/dataplane.md#costs). Fewer `cores in use` than there are: somebody waits."""
 
 CAVEATS = """## Caveats
 
@@ -165,5 +167,7 @@ CAVEATS = """## Caveats
   evaluation, DALI and FFCV place the crop by rules of their own, half a pixel or more beside torchvision's.
 - Loaders in the consumer's process (DALI, tf.data, SPDL, FFCV, the engine alone) hand nothing over between processes; a
   training loop would share their Python.
+- tf.data cuts while it decodes, too: it ends behind the crop's last row and scales without antialias, which saves most where
+  photos are large. Headrace goes on to the end, and scales as Pillow does.
 - Headrace looks for damage below the crop and refuses such photos, sends labels and keys with each batch, and can make every
   batch again bit for bit. Most others do none of that."""
