@@ -147,8 +147,8 @@ PROCESSES = """CPU milliseconds an image by process, medians. `worker` reads the
 over gRPC it sends the bytes, too. `trainer` is the consuming process. `fetcher` receives gRPC into the trainer's slab.
 `coordinator` and `store` are the control. What `worker` takes beyond `engine alone` (which reads files, and every byte of its
 batches) is planning, reading ranges and handing over. Raw TCP between two threads takes {tcp:.3f} here for the bytes of an
-image, sent and received: what gRPC costs beyond shm cannot be less. The rest of that difference are the copies that grpcio makes
-of each byte at both ends, and one more to build a message and one to fill the slot; what was tried against them is in
+image, sent and received: what gRPC costs beyond shm cannot be less. The rest of that difference are the copies that grpcio
+makes of each byte at both ends, one more to build a message and one to fill the slot; what was tried against them is in
 [dataplane.md](../../docs/dataplane.md#costs). Fewer `cores in use` than there are: somebody waits."""
 
 CAVEATS = """## Caveats

@@ -28,7 +28,6 @@ from tests.contract.raw_rank import HELLO, SHAPE, LocalRank, eventually, serving
 
 CHILD = """
 import sys
-import tempfile
 from pathlib import Path
 from headrace.worker.unix_socket import BoundSocket
 bound = BoundSocket(Path(sys.argv[1]))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
 import pytest
 
-from headrace.coordinator import heartbeats
+from headrace.coordinator import board, heartbeats
 from headrace.coordinator.fleet_ledger import WORKERS
 from headrace.coordinator.lane_tables import seen_by_watchers
+from headrace.coordinator.sight import Sight
 from headrace.core.errors import RankClaimed, StoreUnavailable
-from headrace.core.events import Adopt, Join, Leave, Open
+from headrace.core.events import Adopt, Join, Leave, Open, Rules
 from headrace.core.lease import BEATS_A_TTL, heartbeat_patience_s
+from headrace.core.tick import tick
 from headrace.testing.simulation.network import CallContext
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.messages import PROTOCOL
@@ -187,6 +190,33 @@ async def test_one_moment_that_made_all_late_hides_nobody_for_long() -> None:
     assert world.owners() == {"a"}
 
 
+async def test_heartbeats_that_the_store_does_not_take_are_not_heard() -> None:
+    """It answers at once, and looks that write nothing go on: out of memory, say, or a replica by now."""
+    world = await formed()
+    for _ in range(8):
+        await world.go(0.5, "a")
+        with suppress(StoreUnavailable), world.board.sight.hearing():
+            raise StoreUnavailable("OOM command not allowed")
+        world.own_us += S // 2
+    assert world.owners() == {"a", "b"}
+
+
+async def test_a_loop_that_is_blocked_again_and_again_hears_nobody() -> None:
+    """Calls whose deadline passed meanwhile never get to us."""
+    now_us = 0
+    sight = Sight(15 * S, 1.0, lambda: now_us)
+    feeling = asyncio.create_task(sight.feel())
+    for block in range(5):
+        assert not sight.deaf or block > 1, "once or twice may be a hiccup"
+        await asyncio.sleep(0)
+        now_us += 3 * S  # its sleep of a tenth of a second took that long
+        await asyncio.sleep(0.15)
+    assert sight.deaf
+    now_us += 40 * S
+    assert not sight.deaf
+    feeling.cancel()
+
+
 async def test_few_late_heartbeats_among_many_hide_nobody_that_died() -> None:
     world = await formed()
     for _ in range(8):
@@ -210,6 +240,20 @@ async def test_a_job_that_all_have_left_is_let_go_of_though_nobody_can_be_heard(
         await world.board.refresh()
     assert world.board.sight.blind
     assert world.owners() == {""}
+
+
+async def test_ranks_that_are_not_known_again_yet_may_live() -> None:
+    """The store lost all; of two ranks one has said goodbye since, and the other has yet to be heard of."""
+    world = await formed()
+    job = world.board.job("job")
+    assert job is not None and job.session is not None
+    left = {0: replace(job.ranks[0], left=True)}
+    two = replace(job, session=replace(job.session, world=2), ranks=left)
+    now_us = world.now_us + 100 * S
+    held, _ = tick(two, now_us, Rules(), 1, blind=True)
+    assert {lane.owner for lane in held.lanes.values()} == {"a", "b"}
+    gone, _ = tick(replace(two, session=job.session), now_us, Rules(), 1, blind=True)
+    assert {lane.owner for lane in gone.lanes.values()} == {""}
 
 
 async def test_a_lane_table_that_never_changes_is_told_with_the_time_of_now_and_then() -> None:
@@ -242,7 +286,10 @@ async def test_a_worker_that_serves_elsewhere_under_the_same_lease_is_seen_by_wa
     assert seen_by_watchers(job) == seen_by_watchers(replace(job, workers={**job.workers, "a": newer}))
 
 
-async def test_a_store_that_hangs_is_not_asked_for_each_job_in_turn() -> None:
+@pytest.mark.parametrize("after_s", [0.0, 0.05])
+async def test_a_store_that_hangs_is_not_asked_for_each_job_in_turn(after_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that refuses some requests at once is: it may do well with the other jobs."""
+    monkeypatch.setattr(board, "_HANGS_S", 0.05)
     world = await formed()
     await more_jobs(world, 30)
     await world.board.refresh()
@@ -253,9 +300,11 @@ async def test_a_store_that_hangs_is_not_asked_for_each_job_in_turn() -> None:
         if WORKERS in wanted:
             return await load(wanted)
         asked += 1
+        await asyncio.sleep(after_s)
         raise StoreUnavailable("timed out")
 
     world.load = hangs  # type: ignore[method-assign]
-    with pytest.raises(StoreUnavailable):
-        await world.board.refresh()
-    assert asked <= 4
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await world.board.refresh()
+    assert asked <= 8 if after_s else asked == 62

@@ -38,6 +38,8 @@ _IDLE_PASSES = 10
 _BAD_PASSES = 10
 # As many as keep the store busy: what they work at between its answers is done at one go, and heartbeats wait for it.
 _JOBS_AT_ONCE = 4
+# A store that fails a request only after so long hangs; one that fails it at once may do well with the others.
+_HANGS_S = 1.0
 _HINT_PAUSE_S = 1.0
 # A flood of hints must not become a flood of passes.
 _LEAST_PAUSE_S = 0.02
@@ -76,6 +78,7 @@ class Board:
         self._shared: Shared[str | None, None] = Shared(self._pass, asyncio.Lock())
         self._holdings = Holdings()
         self._tables = LaneTables()
+        self._seen: dict[str, object] = {}
         self._passes = 0
         self._failing_since_us: int | None = None
         self._strained = False
@@ -161,12 +164,15 @@ class Board:
 
         async def look(name: str) -> None:
             async with gate:
-                if away:  # each of the others would wait for it as long
+                if away:  # each of the others would wait for it as long; what woke them is kept
+                    self._woken.setdefault(name, None)
                     raise away[0]
+                asked_s = time.monotonic()
                 try:
                     await self._pass_over(name)
                 except StoreUnavailable as error:
-                    away.append(error)
+                    if time.monotonic() - asked_s >= _HANGS_S:
+                        away.append(error)
                     raise
 
         results = await asyncio.gather(*(look(name) for name in names), return_exceptions=True)
@@ -187,7 +193,7 @@ class Board:
             self._ledger.events.add("overloaded", f"heartbeats are answered too late: {note}", level="warning")
             log.warning("overloaded", what="heartbeats are answered later than workers wait", note=note)
         else:
-            self._ledger.events.add("overload_over", "all heartbeats have been answered in time for a while")
+            self._ledger.events.add("overload_over", "heartbeats have been answered in time for a while")
             log.info("overload_over")
 
     async def _forget(self) -> None:
@@ -205,6 +211,7 @@ class Board:
     async def run(self) -> None:
         """Make passes for ever; a store that is away is waited for, and told once."""
         hints = asyncio.create_task(self._listen(), name="hints")
+        feeling = asyncio.create_task(self.sight.feel(), name="feel-the-loop")
         try:
             while True:
                 begun = time.monotonic()
@@ -225,7 +232,7 @@ class Board:
                         del self._woken[job]
                         await self._pass_or_tell(job)
         finally:
-            await end(hints)
+            await end(hints, feeling)
 
     async def _pass_or_tell(self, job: str | None = None) -> None:
         try:
@@ -283,7 +290,9 @@ class Board:
             self._jobs[name] = state
             self._holdings.note(name, state.lanes)
         # At once: were anything between to fail, the next pass would see no difference any more.
-        if before is None or seen_by_watchers(before) != seen_by_watchers(state):
+        seen = seen_by_watchers(state)
+        if before is None or self._seen.get(name) != seen:
+            self._seen[name] = seen
             self._tables.drop(name)
             self._changed.pop(name, asyncio.Event()).set()
         for rank, record in state.members.items():
@@ -316,6 +325,7 @@ class Board:
         self._jobs.pop(name, None)
         self._woken.pop(name, None)  # were it opened again just now, it would be looked at as a new one
         self._tables.drop(name)
+        self._seen.pop(name, None)
         self._holdings.drop(name)
         self._changed.pop(name, asyncio.Event()).set()
         self.bad_reasons.pop(name, None)

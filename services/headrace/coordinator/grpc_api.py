@@ -37,6 +37,8 @@ SERVICE = "headrace.v1.CoordinatorService"
 # A watcher is woken by what changes; it looks again by itself so often, and so often while its session is not there.
 _QUIET_S = 10.0
 _LOST_S = 1.0
+# A rank takes no token that is a day newer than its table.
+_TIME_TOLD_US = 3_600_000_000
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext, generic in requests that differ by call
 
@@ -240,5 +242,7 @@ def _check_watcher(state: JobState, event: Observe) -> None:
 def _same_table(one: pb.WatchSessionResponse, other: pb.WatchSessionResponse) -> bool:
     if one is other:
         return True
+    if other.version - one.version > _TIME_TOLD_US:
+        return False
     first, second = ((table.window, table.owners, table.tokens, table.endpoints, table.stop_why) for table in (one, other))
     return first == second

@@ -32,6 +32,7 @@ Held = Mapping[str, tuple[JobState, Leases]]  # by job
 # A heartbeat waits so long for the look that it causes, of the three quarters of a second that its worker waits for it.
 _LOOK_S = 0.3
 _LEAST_ROOM = 1000
+_FEWER = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class Heartbeats:
                 "worker_draining" if record.draining else "worker_seen",
                 worker=record.endpoint.worker, grpc=record.endpoint.grpc, fingerprint=record.fingerprint,
             )  # fmt: skip
-            if not self._board.sight.deaf:  # or each worker that was not heard would make all the others wait still longer
+            # Or each worker that was not heard would make all the others wait still longer.
+            if not self._board.sight.deaf or not self._board.loaded:
                 await self._look_soon()
         elif not self._board.loaded:
             await self._board.refresh()
@@ -87,8 +89,8 @@ class Heartbeats:
         answer = pb.HeartbeatResponse(leases=self._tell(worker, held))
         answer.ttl.FromMicroseconds(ttl_us)
         # Where there are more than can be heard in time, a third fewer may be.
-        longest_s = max(self._rules.interval_s, self._rules.ttl_s / BEATS_A_TTL)
-        answer.interval.FromMicroseconds(int(1e6 * (longest_s if self._board.sight.strained else self._rules.interval_s)))
+        fewer_s = min(_FEWER * self._rules.interval_s, self._rules.ttl_s / BEATS_A_TTL)
+        answer.interval.FromMicroseconds(int(1e6 * (fewer_s if self._board.sight.strained else self._rules.interval_s)))
         return answer
 
     async def _look_soon(self) -> None:

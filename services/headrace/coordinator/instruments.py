@@ -144,6 +144,9 @@ class BoardCollector(Collector):
         failing = metrics.gauge_family("headrace_store_failing_seconds")
         failing.add_metric([], self._board.failing_s)
         yield failing
+        overloaded = metrics.gauge_family("headrace_coordinator_overloaded")
+        overloaded.add_metric([], self._board.sight.strained)
+        yield overloaded
         if self._board.failing_s > _STALE_S:
             return
         now_us = self._board.seen_us()

@@ -55,7 +55,7 @@ class CoordinatorSettings(SecuritySettings):
     store_deadline_s: float = Field(2.0, gt=0, le=60, description="How long one request to the store may take.")
     # What is written makes a tick at once; only silence waits for one, and that is counted in seconds.
     tick_s: float = Field(1.0, ge=0.05, le=10, description="How often each job in use is looked at.")
-    # Two heartbeats may be lost: the third after the last one heard comes 0.6 s before its time is up.
+    # Two heartbeats may be lost: the third after the last one heard comes 0.6 s before its time is up. (One, while overloaded.)
     heartbeat_s: float = Field(0.8, ge=0.05, le=60, description="How often workers shall send heartbeats.")
     worker_ttl_s: float = Field(
         3.0, ge=0.2, le=600, description="A worker that was silent for so long is dead; its lanes move."

@@ -1,12 +1,14 @@
-"""Whether a worker's silence says anything: not after a time in which this replica or the store heard nobody. No I/O."""
+"""Whether a worker's silence says anything: not after a time in which this replica or the store heard nobody."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from headrace.core.errors import StoreUnavailable
 from headrace.core.lease import heartbeat_patience_s
 
 # A beat that took nearly as long as its worker waits for it was likely recorded for nobody.
@@ -15,22 +17,28 @@ _LATE = 0.9
 # makes some late, a hiccup makes many so at one moment.
 _LATE_SHARE = 0.25
 _LEAST_LATE = 3
+_FEEL_S = 0.1
 _STRAINED_US = 60_000_000
 
 
 @dataclass(slots=True)
 class _Beats:
-    """Heartbeats of half a worker's life. first_late_us, last_late_us: by this process's clock."""
+    """Of half a worker's life: heartbeats, and how long the loop answered nobody. Times by this process's clock."""
 
     begun_us: float = -math.inf
     all: int = 0
     late: int = 0
+    overslept_us: float = 0.0
     first_late_us: float = math.inf
     last_late_us: float = -math.inf
 
+    def late_at(self, now_us: float) -> None:
+        self.first_late_us = min(self.first_late_us, now_us)
+        self.last_late_us = now_us
+
 
 class Sight:
-    """One event loop. ttl_us: a worker's life after a heartbeat. clock_us: this process's own clock, which nobody sets."""
+    """One event loop, on which `feel` must run. ttl_us: a worker's life after a heartbeat. clock_us: this process's own."""
 
     def __init__(self, ttl_us: int, tick_s: float, clock_us: Callable[[], int]) -> None:
         self._ttl_us = ttl_us
@@ -51,18 +59,38 @@ class Sight:
         While all of them take longer than their workers wait, workers seem to fall silent one by one; to move their lanes would
         make a replica that is late already later still, without an end.
         """
-        sent_us = self._clock_us() - waited_s * 1e6
+        sent_us, unheard = self._clock_us() - waited_s * 1e6, False
         try:
             yield
+        except StoreUnavailable:
+            unheard = True
+            raise
         finally:
             now_us = self._clock_us()
-            if now_us - self._beats.begun_us >= self._ttl_us / 2:
-                self._before, self._beats = self._beats, _Beats(now_us)
-            self._beats.all += 1
-            if now_us - sent_us >= self._late_us:
-                self._beats.late += 1
-                self._beats.first_late_us = min(self._beats.first_late_us, now_us)
-                self._beats.last_late_us = now_us
+            beats = self._now(now_us)
+            beats.all += 1
+            if unheard or now_us - sent_us >= self._late_us:
+                beats.late += 1
+                beats.late_at(now_us)
+
+    async def feel(self) -> None:
+        """Measure for ever how late this loop does what is due.
+
+        A heartbeat whose worker gave up while it was blocked never gets as far as to be counted.
+        """
+        while True:
+            due_us = self._clock_us() + _FEEL_S * 1e6
+            await asyncio.sleep(_FEEL_S)
+            now_us = self._clock_us()
+            if now_us - due_us >= self._late_us / 2:
+                beats = self._now(now_us)
+                beats.overslept_us += now_us - due_us
+                beats.late_at(now_us)
+
+    def _now(self, now_us: int) -> _Beats:
+        if now_us - self._beats.begun_us >= self._ttl_us / 2:
+            self._before, self._beats = self._beats, _Beats(now_us)
+        return self._beats
 
     @property
     def deaf(self) -> bool:
@@ -70,7 +98,8 @@ class Sight:
         now_us = self._clock_us()
         found = [beats for beats in (self._before, self._beats) if now_us - beats.begun_us < 1.5 * self._ttl_us]
         late = sum(beats.late for beats in found)
-        if late < _LEAST_LATE or late <= _LATE_SHARE * sum(beats.all for beats in found):
+        many = late >= _LEAST_LATE and late > _LATE_SHARE * sum(beats.all for beats in found)
+        if not many and sum(beats.overslept_us for beats in found) < _LATE_SHARE * self._ttl_us:
             return False
         first_us, last_us = min(beats.first_late_us for beats in found), max(beats.last_late_us for beats in found)
         return last_us - first_us >= self._ttl_us / 4

@@ -49,7 +49,7 @@ def tick(
     assert session is not None
     if not active(session, state.ranks, now_us, rules):
         # Whom nobody could hear may live; whoever said goodbye was heard.
-        gone = bool(state.members) and all(rank.left for rank in state.members.values())
+        gone = len(state.members) == session.world and all(rank.left for rank in state.members.values())
         return (_release(state) if gone or not blind else state), effects
     state, stops = _judge(state)
     effects += stops

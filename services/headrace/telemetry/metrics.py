@@ -103,6 +103,10 @@ _COORDINATOR: tuple[Metric, ...] = (
     Metric("headrace_store_clock_skew_seconds", "gauge", "coordinator",
            "The store's clock less this coordinator's: leases go by the one, certificates and job tokens by the other.",
            (), "seconds"),
+    Metric("headrace_coordinator_overloaded", "gauge", "coordinator",
+           "1 while heartbeats are, or were within a minute, answered later than workers wait: fewer are asked for, and none "
+           "counts as dead for want of them, so that figures of dead workers stand still. Add a coordinator or cores, or "
+           "lengthen heartbeat_s."),
     Metric("headrace_store_failing_seconds", "gauge", "coordinator",
            "For how long this coordinator has failed to read the store; 0 while it can. After 10 s it exports nothing of jobs, "
            "ranks and workers.", (), "seconds"),

@@ -63,7 +63,8 @@ class Made:
     """What became of an order.
 
     total_bytes: length of the sealed slot. requests: reads made. read_s, busy_s: wall seconds of the reads and of the
-    engine. decode_s, augment_s: thread-seconds. bad: reason code -> samples. at_once: how many were in the engine with it.
+    engine. decode_s, augment_s: thread-seconds. bad: reason code -> samples. at_once: how many shared busy_s: 1 where
+    threads make one batch after another, for then it counts from the batch's own first row.
     device_bytes: its pixels, where they lie on a GPU instead. augmented_s: when its pixels were there, CLOCK_MONOTONIC.
     """
 

@@ -86,7 +86,7 @@ class WorkerSettings(SecuritySettings):
         ge=1,
         le=64,
         description="Batches being read or decoded at a time; one decodes on all threads, the others are read ahead. An engine "
-        "on a GPU, which has several at once, gets as many more.",
+        "that has several at once gets as many more.",
     )
     read_ahead_bytes: int = Field(
         1 << 30, ge=1, description="Bound on the encoded bytes of a job that are read and not yet decoded."

@@ -46,7 +46,7 @@
 {{- $jobs := .root.Values.jobs -}}
 {{- $slabs := mul $jobs.ranksPerWorker (include "headrace.rankBytes" .root) -}}
 {{- $readAhead := mul $jobs.atOnce (include "headrace.bytes" .class.memory.readAhead) -}}
-{{- $decoding := mul .class.cpu $jobs.maxPixels 3 -}}
+{{- $decoding := mul (add .class.cpu 1) $jobs.maxPixels 3 -}}{{/* a substitute is decoded beside the threads */}}
 {{- add $slabs $readAhead $decoding (include "headrace.bytes" (include "headrace.baseMemory" .)) -}}
 {{- end -}}
 
@@ -57,7 +57,7 @@
 {{- $given := include "headrace.bytes" .class.memory.limit | int64 -}}
 {{- if lt $given $needed -}}
 {{- $jobs := .root.Values.jobs -}}
-{{- fail (printf "workers.%s.memory.limit is %v, and its work needs %s: %d ranks x %d slots x %s, read-ahead %v x %d jobs, %d images of %d pixels, base %v. Raise the limit, or lower jobs.ranksPerWorker, jobs.slots, jobs.batchSize, jobs.maxPixels or memory.readAhead." .name .class.memory.limit (include "headrace.mebibytes" $needed) (int $jobs.ranksPerWorker) (int $jobs.slots) (include "headrace.mebibytes" (include "headrace.slotBytes" .root)) .class.memory.readAhead (int $jobs.atOnce) (int .class.cpu) (int64 $jobs.maxPixels) (include "headrace.baseMemory" .)) -}}
+{{- fail (printf "workers.%s.memory.limit is %v, and its work needs %s: %d ranks x %d slots x %s, read-ahead %v x %d jobs, %d images of %d pixels, base %v. Raise the limit, or lower jobs.ranksPerWorker, jobs.slots, jobs.batchSize, jobs.maxPixels or memory.readAhead." .name .class.memory.limit (include "headrace.mebibytes" $needed) (int $jobs.ranksPerWorker) (int $jobs.slots) (include "headrace.mebibytes" (include "headrace.slotBytes" .root)) .class.memory.readAhead (int $jobs.atOnce) (add .class.cpu 1 | int) (int64 $jobs.maxPixels) (include "headrace.baseMemory" .)) -}}
 {{- end -}}
 {{- .class.memory.limit -}}
 {{- else -}}

@@ -117,7 +117,7 @@ class PreparedCpu:
     def _map(self, batch: _Batch, count: int) -> list[tuple[float, float, float]]:
         size = max(1, -(-count // (self._threads * CHUNKS_PER_THREAD)))
         chunks = [range(start, min(start + size, count)) for start in range(0, count, size)]
-        if self._pool is None:
+        if self._pool is None or len(chunks) < 2:  # a substitute, whose batch has waited for the threads already
             return [self._make_rows(batch, chunk) for chunk in chunks]
         return list(self._pool.map(lambda chunk: self._make_rows(batch, chunk), chunks))
 
