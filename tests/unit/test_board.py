@@ -283,3 +283,13 @@ async def test_watchers_hear_of_a_move_whatever_is_wrong_with_the_list_of_bad_sa
     assert not [line for line in logs if line["event"] in ("tick_failed", "store_lost")]
     told = [line["job"] for line in logs if line["event"] == "bad_samples_unread"]
     assert told == ["job"], "told once"
+
+
+async def test_a_worker_that_dies_before_a_replica_may_judge_by_silence_is_told_as_silent_after(world: World) -> None:
+    world.now_us += 60 * S
+    world.replica()
+    await world.go(2, "ab")
+    assert world.board.sight.blind
+    assert world.kinds() == []
+    await world.go(6, "a")
+    assert world.kinds() == ["worker_silent"]

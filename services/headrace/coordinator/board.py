@@ -155,8 +155,7 @@ class Board:
         self._fleet = await self._ledger.fleet.look()
         self.sight.look(self._fleet.now_us, self._ledger.store.longest_stall_us())
         self._tell_strain()
-        if not self.sight.blind:  # silence says nothing then, neither to the rules nor to readers
-            self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us)
+        self._ledger.events.workers_seen(self._fleet.workers, self._fleet.now_us, self.sight.blind)
         names = self._take_due(woken) if job is None else [job]
         if job is None and self._passes % _BAD_PASSES == 0:
             self._bad_due = set(names)

@@ -59,6 +59,7 @@ class RecentEvents:
         self._clock_s = clock_s
         self._events: deque[tuple[tuple[str, ...], RecentEvent]] = deque(maxlen=MOST)
         self._live: dict[str, str] | None = None  # worker -> incarnation, at the last look
+        self._heard: dict[str, str] = {}  # likewise, while blind
         self._draining: set[str] = set()
 
     def add(self, kind: str, text: str, *, job: str = "", level: Level = "info", group: str = "", times: int = 1) -> None:
@@ -116,9 +117,18 @@ class RecentEvents:
                 text = f"{name} gets no lanes of rank group {group} for a while: a rank could not use it (time {times})"
                 self.add("worker_barred", text, job=after.name, level="warning", group=name)
 
-    def workers_seen(self, workers: Mapping[str, WorkerRecord], now_us: int) -> None:
-        """The fleet at a moment: tells who came, went silent, or drains since the last time."""
+    def workers_seen(self, workers: Mapping[str, WorkerRecord], now_us: int, blind: bool = False) -> None:
+        """The fleet at a moment: tells who came, went silent, or drains since the last time.
+
+        blind: silence says nothing at that moment. Who was heard before the first look that was not is known to it.
+        """
         live = {name: worker.endpoint.incarnation for name, worker in workers.items() if worker.alive(now_us)}
+        if blind:
+            self._heard.update(live)
+            return
+        if self._live is None and self._heard:
+            self._live = {**live, **self._heard}
+        self._heard = {}
         draining = {name for name in live if workers[name].draining}
         if self._live is not None:
             for name in live.keys() - self._live.keys():
