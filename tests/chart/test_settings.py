@@ -155,7 +155,7 @@ def test_a_worker_on_a_gpu_is_put_where_one_is() -> None:
 def test_engines_with_large_libraries_get_memory_for_them(engine: str, mebibytes: int) -> None:
     """Else a worker on a GPU would be killed for what CUDA takes; what a person says is taken instead."""
     gpu = "image: {tag: gpu}, runtimeClassName: nvidia, " if engine == "cvcuda" else ""
-    for base, wanted in (("", mebibytes), (", memory: {base: 1536Mi}", 4886)):
+    for base, wanted in (("", mebibytes), (", memory: {base: 1536Mi}", 5172)):
         objects = with_values(f"workers: {{cpu: {{{gpu}engine: {engine}{base}}}}}")
         (spec,) = [spec for name, _, spec in pods(objects) if name.endswith("-worker-cpu")]
         assert spec["containers"][0]["resources"]["limits"]["memory"] == f"{wanted}Mi"

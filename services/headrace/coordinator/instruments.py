@@ -144,11 +144,11 @@ class BoardCollector(Collector):
         failing = metrics.gauge_family("headrace_store_failing_seconds")
         failing.add_metric([], self._board.failing_s)
         yield failing
+        if self._board.failing_s > _STALE_S:
+            return
         overloaded = metrics.gauge_family("headrace_coordinator_overloaded")
         overloaded.add_metric([], self._board.sight.strained)
         yield overloaded
-        if self._board.failing_s > _STALE_S:
-            return
         now_us = self._board.seen_us()
         self._used = [job for job in self._board.jobs() if last_used_us(job) >= now_us - _EXPORT_US]
         for name in set(self._moves) - {job.name for job in self._used}:

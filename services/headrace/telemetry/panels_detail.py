@@ -106,6 +106,13 @@ SERVICES = Row(
             (Query(quantile(0.99, "headrace_coordinator_pass_seconds", "instance", FLEET), "{{instance}}"),),
         ),
         Panel(
+            "Overloaded",
+            "1: this coordinator answers heartbeats later than workers wait. It asks for fewer, and none counts as dead for want "
+            "of them; give coordinators more cores or replicas, or lengthen heartbeat_s.",
+            "short",
+            (Query(f"max by (instance) (headrace_coordinator_overloaded{{{FLEET}}})", "{{instance}}"),),
+        ),
+        Panel(
             "Requests that the store failed, by why",
             "High, or anything for long: nothing can be opened, joined or moved.",
             "reqps",
