@@ -107,8 +107,8 @@ SERVICES = Row(
         ),
         Panel(
             "Overloaded",
-            "1: this coordinator answers heartbeats later than workers wait. It asks for fewer, and none counts as dead for want "
-            "of them; give coordinators more cores or replicas, or lengthen heartbeat_s.",
+            "High (1): this coordinator answers heartbeats later than workers wait. It asks for fewer, and none counts as dead "
+            "for want of them; give coordinators more cores or replicas, or lengthen heartbeat_s.",
             "short",
             (Query(f"max by (instance) (headrace_coordinator_overloaded{{{FLEET}}})", "{{instance}}"),),
         ),
