@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import platform
 import statistics
 import subprocess
@@ -275,7 +276,8 @@ def main() -> None:
     args = parser.parse_args()
     core = native.load()
     print(f"# The native core\n\n{QUESTION}\n\n**Command.** `python -m loadtest.native --dali-python ...`\n")
-    machine = f"One core of a shared, busy x86-64 machine ({core.isa}), Python {platform.python_version()}"
+    load = f"load average before: {os.getloadavg()[0]:.1f}"
+    machine = f"One core of an x86-64 machine ({core.isa}), {load}, Python {platform.python_version()}"
     print(f"**Where.** {machine}, libjpeg-turbo {features.version('libjpeg_turbo')}; {args.rounds} interleaved rounds.\n")
     works = (small(), large())
     with ExitStack() as stack:
