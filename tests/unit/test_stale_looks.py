@@ -198,6 +198,7 @@ async def test_nothing_is_remembered_of_a_job_that_another_replica_forgot() -> N
         assert change.is_set()
         world.board.next_change(name)  # a watcher that is about to be told
         del change
+    await world.board.refresh("job-that-nobody-opened")
     gc.collect()
     board, ledger = world.board, world.ledger
     for owner in (board, ledger, ledger.fleet, board.recent, board._tables, board._holdings):

@@ -285,12 +285,12 @@ class Board:
         self._ledger.events.job_changed(before, state)
         if state.job is None and state.session is None:
             self._drop(name)
-        else:
-            self._jobs[name] = state
-            self._holdings.note(name, state.lanes)
+            return
+        self._jobs[name] = state
+        self._holdings.note(name, state.lanes)
         # At once: were anything between to fail, the next pass would see no difference any more.
         seen = seen_by_watchers(state)
-        if before is None or self._seen.get(name) != seen:
+        if self._seen.get(name) != seen:
             self._seen[name] = seen
             self._tables.drop(name)
             self._changed.pop(name, asyncio.Event()).set()
