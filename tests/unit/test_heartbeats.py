@@ -199,6 +199,7 @@ async def test_heartbeats_that_the_store_does_not_take_are_not_heard() -> None:
             raise StoreUnavailable("OOM command not allowed")
         world.own_us += S // 2
     assert world.owners() == {"a", "b"}
+    assert not world.board.sight.strained, "fewer heartbeats would be no help"
 
 
 async def test_a_loop_that_is_blocked_again_and_again_hears_nobody() -> None:

@@ -28,6 +28,7 @@ class _Beats:
     begun_us: float = -math.inf
     all: int = 0
     late: int = 0
+    refused: int = 0  # by the store
     overslept_us: float = 0.0
     first_late_us: float = math.inf
     last_late_us: float = -math.inf
@@ -59,18 +60,20 @@ class Sight:
         While all of them take longer than their workers wait, workers seem to fall silent one by one; to move their lanes would
         make a replica that is late already later still, without an end.
         """
-        sent_us, unheard = self._clock_us() - waited_s * 1e6, False
+        sent_us, refused = self._clock_us() - waited_s * 1e6, False
         try:
             yield
         except StoreUnavailable:
-            unheard = True
+            refused = True
             raise
         finally:
             now_us = self._clock_us()
             beats = self._now(now_us)
             beats.all += 1
-            if unheard or now_us - sent_us >= self._late_us:
-                beats.late += 1
+            late = not refused and now_us - sent_us >= self._late_us
+            beats.late += late
+            beats.refused += refused
+            if late or refused:
                 beats.late_at(now_us)
 
     async def feel(self) -> None:
@@ -94,10 +97,13 @@ class Sight:
 
     @property
     def deaf(self) -> bool:
-        """True while heartbeats come too late to be heard."""
+        """True while heartbeats come too late to be heard, or the store does not take them."""
+        return self._unheard(refused=True)
+
+    def _unheard(self, refused: bool) -> bool:
         now_us = self._clock_us()
         found = [beats for beats in (self._before, self._beats) if now_us - beats.begun_us < 1.5 * self._ttl_us]
-        late = sum(beats.late for beats in found)
+        late = sum(beats.late + beats.refused * refused for beats in found)
         many = late >= _LEAST_LATE and late > _LATE_SHARE * sum(beats.all for beats in found)
         if not many and sum(beats.overslept_us for beats in found) < _LATE_SHARE * self._ttl_us:
             return False
@@ -112,9 +118,9 @@ class Sight:
         """
         self._now_us = now_us
         away = now_us - self._ended_us > self._tick_us + self._ttl_us / 4
-        if deaf := self.deaf:
+        if self._unheard(refused=False):  # a store that was away is no reason to ask for fewer
             self._strained_until_us = self._clock_us() + _STRAINED_US
-        if away or deaf or stall_us > self._ttl_us / 4:
+        if away or self.deaf or stall_us > self._ttl_us / 4:
             self._blind_until_us = now_us + self._ttl_us
 
     def looked(self, now_us: int) -> None:
