@@ -4,8 +4,10 @@ named error, or a wait that ends when there is enough again, with every sample o
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -15,9 +17,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from headrace.core.errors import TransportUnavailable
+from headrace.client.transports.local import LocalLink
+from headrace.core.errors import OutOfDescriptors, TransportUnavailable
 from headrace.testing.cluster import Cluster, Member
+from headrace.wire import messages, slot_format
+from headrace.wire.messages import Hello, Welcome
+from headrace.worker.slab import Slab
 from tests.integration.bad_input_rig import Seen, assert_no_trace, indexed, open_job, train, until, write_shards
+from tests.unit.open_files import only
 
 SAMPLES = 200
 SHORT_S = 3.0  # how long there is too little
@@ -52,18 +59,32 @@ def limited_for(seconds: float, pid: int, kind: int, value: int) -> threading.Ti
     return timer
 
 
-def next_descriptor(pid: int) -> int:
-    """The number of the next file that a process would open: as a limit, it allows none."""
+def limit_for_more(pid: int, more: int) -> int:
+    """The limit of open files under which a process may open so many more."""
     taken = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-    return next(number for number in range(len(taken) + 1) if number not in taken)
+    free = (number for number in range(len(taken) + more + 1) if number not in taken)
+    return next(itertools.islice(free, more, None))
 
 
 # --- open files --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("who", "transport"), [("worker", "shm"), ("worker", "grpc"), ("coordinator", "grpc")])
-def test_a_service_without_descriptors_goes_on_and_recovers(tmp_path: Path, dataset: str, who: str, transport: str) -> None:
-    """A rank comes while none is free, and another has all it needs: the one waits, the other goes on."""
+@pytest.mark.parametrize(
+    ("who", "transport", "more"),
+    [
+        ("worker", "shm", 0),
+        ("worker", "shm", 1),  # the connection, but no slab
+        ("worker", "shm", 2),  # the slab, but no mapping of it
+        ("worker", "grpc", 0),
+        ("worker", "grpc", 1),
+        ("coordinator", "grpc", 0),
+        ("coordinator", "grpc", 1),
+    ],
+)
+def test_a_service_without_descriptors_goes_on_and_recovers(
+    tmp_path: Path, dataset: str, who: str, transport: str, more: int
+) -> None:
+    """A rank comes while few are free, and another has all it needs: the one waits, the other goes on."""
     with Cluster(tmp_path, workers=1) as fleet:
         member = (fleet.workers if who == "worker" else fleet.coordinators)[0]
         running = open_job(fleet, "running", dataset).stream(epochs=1, transport=transport, wait_deadline_s=40)  # type: ignore[arg-type]
@@ -71,7 +92,7 @@ def test_a_service_without_descriptors_goes_on_and_recovers(tmp_path: Path, data
             batches, seen = iter(stream), Seen()
             for _ in range(5):
                 seen.take(next(batches))
-            timer = limited_for(SHORT_S, member.running.pid, resource.RLIMIT_NOFILE, next_descriptor(member.running.pid))
+            timer = limited_for(SHORT_S, member.running.pid, resource.RLIMIT_NOFILE, limit_for_more(member.running.pid, more))
             try:
                 coming = train(open_job(fleet, "coming", dataset), transport=transport, join_deadline_s=40.0)
                 for batch in batches:
@@ -82,6 +103,23 @@ def test_a_service_without_descriptors_goes_on_and_recovers(tmp_path: Path, data
         assert member.running.alive
         assert_no_trace(fleet.logs().items())
         assert member.log.stat().st_size < 200_000, "a line now and then, not one for each try"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_trainer_that_cannot_take_a_workers_memory_says_why(tmp_path: Path, more: int) -> None:
+    """0: its descriptor does not arrive; 1: it does and cannot be mapped. Neither is the worker's fault."""
+    slab = Slab(2, slot_format.PIXEL_OFFSET)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        link = LocalLink(1, "w", str(tmp_path / "s"), Hello(messages.PROTOCOL, "j", 1, 0, "n", 0, 2, (), ""))
+        peer, _ = server.accept()
+        with peer, contextlib.closing(link), contextlib.closing(slab):
+            socket.send_fds(peer, [messages.encode(Welcome(messages.PROTOCOL, "w", 1, 2, slab.slot_bytes))], [slab.fd])
+            before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are all that is wanted
+            with only(more), pytest.raises(OutOfDescriptors, match="ulimit -n"):
+                list(link.receive())
+            assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 CLIENT = """

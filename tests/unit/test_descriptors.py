@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import resource
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 from structlog.testing import capture_logs
@@ -17,19 +15,7 @@ from structlog.testing import capture_logs
 from headrace.core.errors import OutOfDescriptors
 from headrace.telemetry import descriptors
 from headrace.telemetry.descriptors import free_descriptors, need_descriptors, pause_without_descriptors, tell_refused_accepts
-
-
-@contextlib.contextmanager
-def only(count: int) -> Iterator[None]:
-    """About so many descriptors are free inside; exactly none for 0."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    probe = os.dup(0)
-    os.close(probe)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + count, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+from tests.unit.open_files import only
 
 
 def test_too_few_are_told_with_the_limit_and_what_to_do() -> None:

@@ -11,6 +11,7 @@ import grpc.aio
 import structlog
 
 from headrace.core.errors import HeadraceError, PeerGone
+from headrace.telemetry.failures import unexpected
 from headrace.wire import messages
 from headrace.wire.calls import Calls
 from headrace.wire.messages import Hello, Message, Next
@@ -79,9 +80,9 @@ class Stream:
             return await self._lost(error.code(), error.details())
         except HeadraceError as error:
             return error
-        except Exception as error:  # whatever gRPC has in store: the trainer must hear that this stream is over
-            log.exception("stream_failed", worker=self._worker, target=self._target)
-            return HeadraceError(f"stream to worker {self._worker} at {self._target} failed: {error!r}")
+        except Exception as error:  # noqa: BLE001 - whatever gRPC has in store: the trainer must hear that this stream is over
+            what = f"stream to worker {self._worker} at {self._target} failed"
+            return unexpected("stream_failed", what, error, worker=self._worker, target=self._target)
         return self._ended or PeerGone(f"worker {self._worker} ended the stream")
 
     async def _lost(self, code: grpc.StatusCode, details: str | None) -> PeerGone:

@@ -26,6 +26,7 @@ from headrace.core.errors import HeadraceError, ManifestInvalid, RankClaimed, Wo
 from headrace.core.events import JobState, Joined, Observe, Open
 from headrace.core.job import MAX_WORLD, JobSpec
 from headrace.core.join import superseded
+from headrace.telemetry.failures import unexpected
 from headrace.wire import convert, status
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.gen import coordinator_service_pb2_grpc as pb_grpc
@@ -82,9 +83,8 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
                 message = await anext(snapshots)
             except HeadraceError as error:
                 await self._refuse(context, error)
-            except Exception:
-                log.exception("call_failed", job=request.id.job)
-                await self._failed(context)
+            except Exception as error:  # noqa: BLE001 - the edge: gRPC would answer with its text
+                await self._failed(context, error, job=request.id.job)
             yield message
 
     async def ReportProgress(self, request: pb.ReportProgressRequest, context: Context) -> pb.ReportProgressResponse:
@@ -179,9 +179,8 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
             return await call
         except HeadraceError as error:
             await self._refuse(context, error)
-        except Exception:
-            log.exception("call_failed")
-            await self._failed(context)
+        except Exception as error:  # noqa: BLE001 - the edge, too
+            await self._failed(context, error)
         raise AssertionError("an aborted call went on")
 
     async def _refuse(self, context: Context, error: HeadraceError) -> None:
@@ -191,9 +190,12 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         log.info("call_refused", error=error.message, code=error.code, **error.ids)
         await status.abort(context, error)
 
-    async def _failed(self, context: Context) -> None:
-        self._instruments.refused(HeadraceError.code)
-        await status.abort(context, HeadraceError("the coordinator failed on this call; its log has the trace"))
+    async def _failed(self, context: Context, error: Exception, **ids: str) -> None:
+        found = unexpected("call_failed", "the coordinator failed on this call", error, **ids)
+        if type(found) is HeadraceError:  # what a bug says of our insides is for the log
+            found = HeadraceError("the coordinator failed on this call; its log has the trace")
+        self._instruments.refused(found.code)
+        await status.abort(context, found)
 
 
 def _filled_in(asked: JobSpec, manifest: ManifestFacts) -> JobSpec:

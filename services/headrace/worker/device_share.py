@@ -20,6 +20,7 @@ from functools import partial
 import structlog
 
 from headrace.core.errors import HeadraceError, TransportUnavailable
+from headrace.telemetry.failures import unexpected
 from headrace.wire import device_memory
 from headrace.wire.device_memory import Block, Device, DeviceMemory, Handle
 from headrace.wire.messages import Hello, Welcome
@@ -135,8 +136,8 @@ class DeviceShare:
         except TransportUnavailable as error:
             return Offer(why_not=error.message)
         except Exception as error:  # noqa: BLE001 - the edge: whatever a driver raises, shared memory is there
-            _log.exception("device_offer_failed", job=hello.job, rank=hello.rank)
-            return Offer(why_not=f"the worker failed to share its GPU: {error!r}")
+            what = "the worker failed to share its GPU"
+            return Offer(why_not=unexpected("device_offer_failed", what, error, job=hello.job, rank=hello.rank).message)
 
     def retire(self, slab: DeviceSlab) -> None:
         """Its rank is gone, or never came: keep it for the grace period, then free it."""

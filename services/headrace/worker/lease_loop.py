@@ -20,6 +20,7 @@ from headrace.core import limits
 from headrace.core.errors import CoordinatorUnavailable, HeadraceError, from_code
 from headrace.core.job import Endpoint, Session
 from headrace.core.lease import heartbeat_patience_s
+from headrace.telemetry.failures import unexpected
 from headrace.telemetry.tasks import end
 from headrace.wire import convert, status
 from headrace.wire.calls import Calls
@@ -279,10 +280,9 @@ class LeaseLoop:
             log.info("session", job=job.name, attempt=session.attempt, world=session.world, window=session.window)
         except HeadraceError as error:
             await self._cannot_serve(session, error)
-        except Exception as error:
-            # A bug of ours or of a library: the ranks must not wait for a session that nobody opens.
-            log.exception("job_cannot_be_served", job=job.name, attempt=session.attempt)
-            await self._cannot_serve(session, HeadraceError(f"it failed inside: {error!r}; see its log"))
+        except Exception as error:  # noqa: BLE001 - the edge: the ranks must not wait for a session that nobody opens
+            failure = unexpected("job_cannot_be_served", "it failed inside", error, attempt=session.attempt)
+            await self._cannot_serve(session, failure)
         finally:
             del self._opening[session.key]
             self._soon.set()

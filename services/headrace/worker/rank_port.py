@@ -28,6 +28,7 @@ from headrace.worker.slab import Slab
 _log = structlog.get_logger()
 
 RankKey = tuple[str, int, int]
+NOT_ADMITTED = "the worker failed to admit the rank"
 MAX_TEXT = 4096  # of an error's message on the wire
 
 

@@ -25,8 +25,9 @@ from grpc_health.v1.health import aio as health_aio
 
 from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, HeadraceError, PortInUse, ProtocolMismatch, WaitTimeout
+from headrace.telemetry.failures import unexpected
 from headrace.wire import messages
-from headrace.worker.rank_port import RankPort, RankRegister, refusal
+from headrace.worker.rank_port import NOT_ADMITTED, RankPort, RankRegister, refusal
 from headrace.worker.slab import Slab, make_slab
 
 _log = structlog.get_logger()
@@ -163,8 +164,7 @@ class GrpcServer:
         except HeadraceError:
             raise
         except Exception as error:
-            _log.exception("grpc_admit_failed", job=hello.job, rank=hello.rank)
-            raise HeadraceError(f"the worker failed to admit the rank: {error!r}") from error
+            raise unexpected("grpc_admit_failed", NOT_ADMITTED, error, job=hello.job, rank=hello.rank) from error
         return GrpcPort(self._register, hello, slab, self._register.welcome(room.window, room.slot_bytes))
 
     async def _cut_stalled(self) -> None:

@@ -19,10 +19,11 @@ from pathlib import Path
 import structlog
 
 from headrace.core.errors import HeadraceError, ProtocolMismatch, WaitTimeout
+from headrace.telemetry.failures import unexpected
 from headrace.wire import messages, slot_format
 from headrace.worker.device_share import DeviceShare, DeviceSlab
 from headrace.worker.local_port import LocalPort
-from headrace.worker.rank_port import MAX_TEXT, RankRegister, refusal
+from headrace.worker.rank_port import MAX_TEXT, NOT_ADMITTED, RankRegister, refusal
 from headrace.worker.slab import Slab, make_slab
 from headrace.worker.unix_socket import BoundSocket
 
@@ -223,8 +224,7 @@ class _Connection:
             self._refuse(error)
             return
         except Exception as error:  # noqa: BLE001 - the edge: the rank must hear of it, the server must go on
-            _log.exception("local_admit_failed", job=hello.job, rank=hello.rank)
-            self._refuse(HeadraceError(f"the worker failed to admit the rank: {error!r}"))
+            self._refuse(unexpected("local_admit_failed", NOT_ADMITTED, error, job=hello.job, rank=hello.rank))
             return
 
     async def _admit(self, hello: messages.Hello, undo: contextlib.AsyncExitStack) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from headrace.core.errors import DiskFull, HeadraceError, TransportUnavailable
+from headrace.telemetry.failures import out_of_descriptors
 from headrace.telemetry.memory import available_bytes
 
 _F_ADD_SEALS = 1033
@@ -48,9 +49,9 @@ class Slab:
         self._fd = -1
         self._map: mmap.mmap | None = None
         size = slots * slot_bytes
-        if size > available_bytes():
-            raise _no_memory(size)
         try:
+            if size > available_bytes():
+                raise _no_memory(size)
             self._fd = os.memfd_create("headrace-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self._fd, size)
             os.posix_fallocate(self._fd, 0, size)
@@ -139,4 +140,5 @@ def _no_memory(size: int) -> DiskFull:
 def _creation_error(error: OSError | OverflowError, size: int) -> HeadraceError:
     if isinstance(error, OverflowError) or error.errno in _NO_SPACE:
         return _no_memory(size)
-    return HeadraceError(f"cannot make a slab of {size / 2**20:.0f} MiB: {error.strerror}", bytes=size)
+    what = f"cannot make a slab of {size / 2**20:.0f} MiB"
+    return out_of_descriptors(error, what, bytes=size) or HeadraceError(f"{what}: {error.strerror}", bytes=size)

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from headrace.client.transports.mapping import create_slab
-from headrace.core.errors import DiskFull, HeadraceError, TransportUnavailable
+from headrace.core.errors import DiskFull, HeadraceError, OutOfDescriptors, TransportUnavailable
 from headrace.telemetry import memory
 from headrace.telemetry.memory import available_bytes
 from headrace.worker import slab as slab_module
 from headrace.worker.slab import Slab, make_slab
+from tests.unit.open_files import only
 
 SLOT = 3 * mmap.PAGESIZE
 
@@ -104,7 +105,10 @@ def test_more_than_there_is_memory_is_refused_before_the_kernel_kills() -> None:
     assert fds() == before
 
 
-@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, DiskFull), (errno.ENOMEM, DiskFull), (errno.EMFILE, HeadraceError)])
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.ENOSPC, DiskFull), (errno.ENOMEM, DiskFull), (errno.EMFILE, OutOfDescriptors), (errno.EPERM, HeadraceError)],
+)
 def test_errors_of_the_kernel_are_translated_and_nothing_leaks(
     monkeypatch: pytest.MonkeyPatch, code: int, kind: type[HeadraceError]
 ) -> None:
@@ -116,6 +120,16 @@ def test_errors_of_the_kernel_are_translated_and_nothing_leaks(
     with pytest.raises(kind) as caught:
         Slab(1, SLOT)
     assert type(caught.value) is kind
+    assert (fds(), mapped()) == (before, 0)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_too_few_open_files_have_their_name_whichever_call_finds_none(more: int) -> None:
+    """0: not even the amount of free memory can be read; 1: the memory is there and cannot be mapped."""
+    before = fds()
+    with only(more), pytest.raises(OutOfDescriptors, match="ulimit") as caught:
+        Slab(1, SLOT)
+    assert caught.value.retriable
     assert (fds(), mapped()) == (before, 0)
 
 
@@ -153,4 +167,12 @@ def test_a_trainers_own_slab_is_refused_as_early() -> None:
     before = fds()
     with pytest.raises(TransportUnavailable, match="larger memory limit"):
         create_slab(1, 2, (available_bytes() // mmap.PAGESIZE) * mmap.PAGESIZE)
+    assert fds() == before
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_trainers_own_slab_without_open_files_is_a_named_error(more: int) -> None:
+    before = fds()
+    with only(more), pytest.raises(TransportUnavailable, match="Too many open files"):
+        create_slab(1, 2, SLOT)
     assert fds() == before

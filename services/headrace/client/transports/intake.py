@@ -34,6 +34,7 @@ from headrace.core.arrivals import Arrival, Arrivals, Failure
 from headrace.core.errors import HeadraceError, ProtocolMismatch, WaitTimeout, from_code
 from headrace.core.job import LaneTable, Session
 from headrace.core.session_plan import SessionPlan
+from headrace.telemetry.failures import unexpected
 from headrace.wire.batch_meta import decode_meta
 from headrace.wire.calls import Calls
 from headrace.wire.meta_head import KnownStamps, read_head
@@ -215,10 +216,8 @@ class ThreadIntake:
     def _run(self) -> None:
         try:
             self._loop()
-        except Exception as error:  # the trainer must hear of it: nobody else watches this thread
-            log.exception("intake_failed", rank=self._rank)
-            failure = error if isinstance(error, HeadraceError) else HeadraceError(f"intake failed: {error!r}", rank=self._rank)
-            self.fail(failure)
+        except Exception as error:  # noqa: BLE001 - the trainer must hear of it: nobody else watches this thread
+            self.fail(unexpected("intake_failed", "intake failed", error, rank=self._rank))
         finally:
             with self._lock:
                 self._links.close()

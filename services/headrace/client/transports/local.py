@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from headrace.client.transports.device_slab import ImportedSlab, import_slab
 from headrace.client.transports.mapping import Slab, map_slab
 from headrace.core import limits
-from headrace.core.errors import PeerGone, ProtocolMismatch
+from headrace.core.errors import OutOfDescriptors, PeerGone, ProtocolMismatch
 from headrace.telemetry.socket_trust import check_peer, distrusted, explained, trusted_owners
 from headrace.wire import messages
 from headrace.wire.device_memory import Device
@@ -86,8 +86,8 @@ class LocalLink:
     def receive(self) -> Iterator[Message]:
         """The messages that are there.
 
-        Raises PeerGone at the end of the connection, ProtocolMismatch on anything malformed, TransportUnavailable where the
-        device slab that was offered cannot be used here.
+        Raises PeerGone at the end of the connection, ProtocolMismatch on anything malformed, OutOfDescriptors where a slab
+        takes more than this process may open, TransportUnavailable where a device slab that was offered cannot be used here.
         """
         self.more, self.marks = False, 0
         for _ in range(_MESSAGES_A_CALL):
@@ -100,6 +100,9 @@ class LocalLink:
             try:
                 if size == 0:
                     raise PeerGone(f"worker {self.worker} closed its socket", worker=self.worker)
+                if flags & socket.MSG_CTRUNC and len(fds) < _MAX_FDS:
+                    what = f"the memory of worker {self.worker} cannot be received"
+                    raise OutOfDescriptors(f"{what}: Too many open files; raise the limit (ulimit -n)", worker=self.worker)
                 if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                     raise ProtocolMismatch(f"worker {self.worker} sent an oversize message", worker=self.worker)
                 message = messages.decode(memoryview(self._buffer)[:size])

@@ -17,7 +17,8 @@ import structlog
 from headrace.client.gpu import Pinner
 from headrace.client.transports.device_slab import ImportedSlab
 from headrace.core import limits
-from headrace.core.errors import ProtocolMismatch, TransportUnavailable
+from headrace.core.errors import OutOfDescriptors, ProtocolMismatch, TransportUnavailable
+from headrace.telemetry.failures import out_of_descriptors
 from headrace.telemetry.memory import available_bytes
 from headrace.wire.slot_format import PAGE, PIXEL_OFFSET
 
@@ -112,9 +113,9 @@ def map_slab(
 ) -> Slab:
     """Map a producer's descriptor read-only. The descriptor stays the caller's to close.
 
-    Raises ProtocolMismatch if it does not hold what `who` says, or could be truncated later: reading would then kill us. So
-    would pages that are missing, or that are taken away: another process's memory (foreign) has them all, and its seal
-    against writing by others also keeps everyone from punching holes into it.
+    Raises OutOfDescriptors, and ProtocolMismatch if it does not hold what `who` says, or could be truncated later: reading
+    would then kill us. So would pages that are missing, or that are taken away: another process's memory (foreign) has them
+    all, and its seal against writing by others also keeps everyone from punching holes into it.
     """
     if slots < 1 or slot_bytes < PIXEL_OFFSET or slot_bytes % PAGE or slots * slot_bytes > MAX_SLAB_BYTES:
         raise ProtocolMismatch(f"{who} announces a slab of {slots} slots of {slot_bytes} bytes: impossible", worker=who)
@@ -131,7 +132,9 @@ def map_slab(
             raise ProtocolMismatch(f"the slab of {who} has memory for {found.st_blocks * 512} of its bytes only", worker=who)
         memory = mmap.mmap(fd, slots * slot_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     except OSError as error:
-        raise ProtocolMismatch(f"the slab of {who} cannot be mapped: {error}", worker=who) from error
+        what = f"the slab of {who} cannot be mapped"
+        lack = out_of_descriptors(error, what, worker=who)
+        raise lack or ProtocolMismatch(f"{what}: {error}", worker=who) from error
     return Slab(number, slots, slot_bytes, generation, transport, memory)
 
 
@@ -140,17 +143,18 @@ def create_slab(number: int, slots: int, slot_bytes: int) -> tuple[Slab, int]:
 
     The fetcher touches all of it at once: what is not there now would make the kernel kill a process, not tell us.
     """
-    size, available = slots * slot_bytes, available_bytes()
-    if size > min(available, MAX_SLAB_BYTES):
-        raise TransportUnavailable(
-            f"no memory for a slab of {size / 2**20:.0f} MiB ({slots} batches to receive into; {available / 2**20:.0f} MiB are "
-            "free): give the trainer a larger memory limit, or the job a smaller batch or window",
-            bytes=size,
-        )
+    size = slots * slot_bytes
     try:
+        available = available_bytes()
+        if size > min(available, MAX_SLAB_BYTES):
+            raise TransportUnavailable(
+                f"no memory for a slab of {size / 2**20:.0f} MiB ({slots} batches to receive into; {available / 2**20:.0f} MiB "
+                "are free): give the trainer a larger memory limit, or the job a smaller batch or window",
+                bytes=size,
+            )
         fd = os.memfd_create("headrace-fetch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, slots * slot_bytes)
+            os.ftruncate(fd, size)
             fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
             return map_slab(
                 fd, number, slots=slots, slot_bytes=slot_bytes, generation=0, transport="grpc", who="this process"
@@ -158,5 +162,5 @@ def create_slab(number: int, slots: int, slot_bytes: int) -> tuple[Slab, int]:
         except BaseException:
             os.close(fd)
             raise
-    except OSError as error:
+    except (OSError, OutOfDescriptors) as error:
         raise TransportUnavailable(f"no memory for {slots} slots of {slot_bytes} bytes to fetch into: {error}") from error
