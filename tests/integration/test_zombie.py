@@ -83,9 +83,12 @@ def test_a_zombie_is_refused_by_its_token(tmp_path: Path, transport: str) -> Non
             for (source, _), proxy in links.proxies.items():
                 if source == ZOMBIE:
                     proxy.blackhole()  # it wakes up, and nobody tells it
+            # Were the new owner the faster one, the zombie's batch would be one that is there already, and not even looked at.
+            fleet.kill_worker(1, signal.SIGSTOP)
             fleet.kill_worker(0, signal.SIGCONT)
             assert taker.take()
             until(lambda: stream.stats().refused > refused, "a batch is refused")
+            fleet.kill_worker(1, signal.SIGCONT)
             for proxy in links.proxies.values():
                 proxy.heal()
             while taker.take():
