@@ -12,7 +12,7 @@ from PIL import Image
 
 from headrace.core import pipeline_spec as ps
 from headrace.core.augment import sample_params
-from headrace.core.errors import EngineUnsupported, GpuMemoryFull, HeadraceError
+from headrace.core.errors import EngineUnsupported, GpuLost, GpuMemoryFull, HeadraceError
 from headrace.core.pipeline_spec import PipelineSpec
 from headrace.testing import numpy_lane
 from headrace.testing.image_kinds import encode, exif, photo
@@ -221,6 +221,18 @@ def test_a_batch_without_memory_gives_back_what_all_idle_lanes_hold() -> None:
     assert lanes.open == 1
     made.close()
     assert lanes.open == 0
+
+
+def test_a_lost_gpu_is_told_whatever_the_library_says_of_it() -> None:
+    lanes = NumpyLanes()
+    made = numpy_lane.engine(2, lanes)
+    spec = PipelineSpec(ops=(ps.RandomResizedCrop((32, 32)),))
+    run(made, spec, MIRRORED)
+    lanes.lost = True
+    for _ in range(2):
+        with pytest.raises(GpuLost, match="cudaErrorIllegalAddress"):
+            run(made, spec, MIRRORED)
+    made.close()
 
 
 def test_an_engine_is_tried_out_before_it_is_used() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.core import pipeline_spec as ps
 from headrace.core.batch import BAD_REASONS
-from headrace.core.errors import EngineUnsupported, GpuMemoryFull, HeadraceError
+from headrace.core.errors import EngineUnsupported, GpuLost, GpuMemoryFull, HeadraceError
 from headrace.core.pipeline_spec import PipelineSpec
 from headrace.testing.image_kinds import bad_kinds, encode, good_kinds, photo
 from headrace.worker.engines.protocol import DeviceSlot, Sample
@@ -168,6 +168,27 @@ def test_no_memory_on_the_gpu_is_told_as_that(on_gpu: DaliEngine, monkeypatch: p
 
     monkeypatch.setattr(dali_stages.Stage, "_build", lambda self: Full())
     with pytest.raises(GpuMemoryFull, match="no memory for a batch"):
+        run(on_gpu, PipelineSpec(ops=GEOMETRY), [JPEG] * 3, device=True)
+
+
+def test_a_lost_gpu_is_no_image_s_fault(on_gpu: DaliEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        def feed_input(self, name, feed) -> None:
+            raise RuntimeError(
+                "CUDA runtime API error cudaErrorIllegalAddress (700):\nan illegal memory access was encountered"
+            )
+
+    monkeypatch.setattr(dali_stages.Stage, "_build", lambda self: Lost())
+    with pytest.raises(GpuLost, match="can use its GPU no more"):
+        run(on_gpu, PipelineSpec(ops=GEOMETRY), [JPEG] * 3, device=True)
+
+
+def test_a_gpu_that_decodes_nothing_any_more_counts_as_lost(on_gpu: DaliEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(stage, jpegs, boxes):
+        raise dali_stages.StageFailed("nvJPEG error (6): NVJPEG_STATUS_EXECUTION_FAILED")
+
+    monkeypatch.setattr(dali_line, "_decoded", decode)
+    with pytest.raises(GpuLost, match="decodes nothing any more"):
         run(on_gpu, PipelineSpec(ops=GEOMETRY), [JPEG] * 3, device=True)
 
 

@@ -308,6 +308,14 @@ class GpuMemoryFull(HeadraceError):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class GpuLost(TransportUnavailable):
+    """CUDA lets this process use its GPU no more. A worker that meets it ends, so that it is started anew."""
+
+    code = "gpu_lost"
+    retriable = True
+    grpc_status = "UNAVAILABLE"
+
+
 class ConfigInvalid(HeadraceError):
     """A setting is unknown or impossible."""
 

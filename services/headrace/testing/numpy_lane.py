@@ -13,7 +13,7 @@ import numpy as np
 from nvidia import nvimgcodec
 from PIL import Image
 
-from headrace.core.errors import GpuMemoryFull
+from headrace.core.errors import GpuLost, GpuMemoryFull
 from headrace.worker.engines.codec import Codec, Device
 from headrace.worker.engines.cvcuda import CvcudaEngine, GpuFacts
 from headrace.worker.engines.cvcuda_plan import FLIP_BOTH, FLIP_COLUMNS, FLIP_ROWS, GpuPlan, Target
@@ -31,11 +31,16 @@ class NumpyLanes:
         self.device = Device(None, jpeg_engine, regions)
         self.made = self.open = 0
         self.failing = failing
-        self.garbles = False
+        self.garbles = self.lost = False
         self._room = room
 
     def use(self) -> None:
         """There is nothing to choose."""
+
+    def probe(self) -> None:
+        """Raises GpuLost where that is to be tried."""
+        if self.lost:
+            raise GpuLost("CUDA failed to wait for the GPU: cudaErrorIllegalAddress")
 
     def new(self, threads: int) -> NumpyLane:
         """A lane, if there is room. Raises GpuMemoryFull."""
@@ -85,6 +90,8 @@ class NumpyLane:
         pointer: int,
     ) -> None:
         """The plan, row by row; rows without pixels get something."""
+        if self._lanes.lost:
+            raise RuntimeError("a library's own words")
         if self._lanes.failing:
             self._lanes.failing -= 1
             raise GpuMemoryFull("no room for a batch")

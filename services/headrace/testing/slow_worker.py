@@ -1,4 +1,4 @@
-"""A worker that is slow on purpose: `python -m headrace.testing.slow_worker worker ... --slow '{...}'`.
+"""A worker that is slow or breaks on purpose: `python -m headrace.testing.slow_worker worker ... --slow '{...}'`.
 
 It is the real worker, whose engine, source and credit take longer for chosen batches, so that tests can see where the time is
 found again. `--slow` is a `Slow` as JSON; all other arguments are the worker's own.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import json
 import sys
 import time
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.cli.main import cli
+from headrace.core.errors import GpuLost
 from headrace.worker import app, producer, rank_port
 from headrace.worker.budget import ByteBudget
 from headrace.worker.engines.protocol import Out, PreparedEngine, RunResult, Sample
@@ -38,11 +41,15 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """What is slow. node: where this worker says that it runs, with a clock `clock_s` ahead; empty: where it does."""
+    """What is slow. node: where this worker says that it runs, with a clock `clock_s` ahead; empty: where it does.
+
+    gpu_lost_after: it has no use of its GPU any more once so many batches were made; 0: never.
+    """
 
     delays: tuple[Delay, ...] = ()
     node: str = ""
     clock_s: float = 0.0
+    gpu_lost_after: int = 0
 
     @staticmethod
     def from_json(text: str) -> Slow:
@@ -102,6 +109,7 @@ class SlowSource:
 
 def install(slow: Slow) -> None:
     """Make this process's worker slow."""
+    batches = itertools.count(1)
 
     async def make_slowly(order: Order, shop: Workshop, budget: ByteBudget) -> Made:
         delays = slow.of(order.rank, order.index)
@@ -109,7 +117,10 @@ def install(slow: Slow) -> None:
             order.work = copy.copy(order.work)
             order.work.engine = SlowEngine(order.work.engine, delays["decode"], delays["augment"])
             order.work.source = SlowSource(order.work.source, delays["read"])
-        return await make_batch(order, shop, budget)
+        made = await make_batch(order, shop, budget)
+        if 0 < slow.gpu_lost_after < next(batches):
+            raise GpuLost("CUDA failed to wait for the GPU: cudaErrorIllegalAddress: this process can use its GPU no more")
+        return made
 
     advance = rank_port.RankPort.advance
 
@@ -129,10 +140,10 @@ def install(slow: Slow) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run the worker; the first argument is its name as a command."""
+    """Run the worker by the program's own command, which tells errors in a line."""
     at = argv.index("--slow")
     install(Slow.from_json(argv[at + 1]))
-    app.main([*argv[1:at], *argv[at + 2 :]])
+    cli([*argv[:at], *argv[at + 2 :]], prog_name="headrace")
 
 
 if __name__ == "__main__":

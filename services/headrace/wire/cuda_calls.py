@@ -14,7 +14,8 @@ from typing import Any, ParamSpec
 import numpy as np
 from cuda.bindings import driver
 
-from headrace.core.errors import TransportUnavailable
+from headrace.core.errors import GpuLost, TransportUnavailable
+from headrace.core.gpu_faults import loses_gpu
 from headrace.wire.device_memory import HostBuffer
 
 P = ParamSpec("P")
@@ -42,9 +43,11 @@ def call(function: Callable[P, tuple[Any, ...]], *arguments: P.args, **named: P.
 
 
 def check(name: str, code: Any) -> None:
-    """Raise TransportUnavailable unless a driver function's result is CUDA_SUCCESS."""
+    """Raise TransportUnavailable unless a driver function's result is CUDA_SUCCESS; GpuLost where all that follows fails."""
     if code != _OK:
         text = getattr(code, "name", str(code))
+        if loses_gpu(text):
+            raise GpuLost(f"{name}: {text}: this process can use its GPU no more; restart it", reason=text)
         raise TransportUnavailable(f"{name}: {text}" + (f" ({_ADVICE[text]})" if text in _ADVICE else ""), reason=text)
 
 

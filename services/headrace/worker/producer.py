@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from headrace.core.errors import HeadraceError, Ids, SessionSuperseded, SessionUnknown, WorldMismatch, from_code
+from headrace.core.errors import GpuLost, HeadraceError, Ids, SessionSuperseded, SessionUnknown, WorldMismatch, from_code
 from headrace.core.job import JobSpec
 from headrace.core.session_plan import Position
 from headrace.worker.budget import ByteBudget
@@ -90,6 +90,7 @@ class Producer:
         self._shop = Workshop(self._executor, turns, limits.read_deadline_s, stats.gpu_memory_full, self._places)
         self._used_s: dict[str, float] = {}
         self._draining = False
+        self._lost: GpuLost | None = None
 
     # --- worker.ports.PortListener -----------------------------------------------------------------------------------
 
@@ -173,10 +174,12 @@ class Producer:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Start batches until `drain`; ends when it is cancelled or drained."""
+        """Start batches until `drain`; ends when it is cancelled or drained. Raises GpuLost: the process is to end then."""
         while not self._draining:
             await self._wake.wait()
             self._wake.clear()
+            if self._lost is not None:
+                raise self._lost
             while not self._draining and self._start_next():
                 pass
 
@@ -284,6 +287,15 @@ class Producer:
         job = candidate.work.session.job
         try:
             made = await make_batch(order, self._shop, self._budget(job.name))
+        except GpuLost as error:
+            # No batch's fault: the lane's next owner makes it, and this process can make nothing more.
+            self._stats.failed(job.name, error.code)
+            port.abandon(index)
+            if self._lost is None:
+                log.error("gpu_lost", error=error.message, note="the worker hands its lanes back and ends")
+            self._lost = self._lost or error
+            self._wake.set()
+            return
         except HeadraceError as error:
             told = _with_place(error, order)
             log.error("batch_failed", index=index, error=told.message, code=told.code, **told.ids)

@@ -15,11 +15,12 @@ pytest.importorskip("cuda.bindings.driver")
 
 from cuda.bindings import driver
 
-from headrace.core.errors import TransportUnavailable
+from headrace.core.errors import GpuLost, TransportUnavailable
 from headrace.testing.fake_driver import GRANULARITY, FakeDriver
 from headrace.wire import cuda_calls, cuda_legacy, cuda_vmm
 from headrace.wire.cuda_device import open_device, open_pinner, uuid_text
 from headrace.wire.device_memory import Device, answer_ping, check_pong, write_ping
+from tests.unit.test_gpu_faults import LOST
 
 SIZE = 3 * GRANULARITY - 512
 
@@ -183,6 +184,16 @@ def test_each_error_says_what_to_do(fake: FakeDriver) -> None:
         with pytest.raises(TransportUnavailable) as error:
             cuda_calls.check("cuInit", getattr(driver.CUresult, result))
         assert words in error.value.message and error.value.reason == result
+
+
+@pytest.mark.parametrize("code", list(driver.CUresult), ids=lambda code: code.name)
+def test_a_result_that_ends_the_processs_use_of_its_gpu_is_another_error(code: driver.CUresult) -> None:
+    if code == driver.CUresult.CUDA_SUCCESS:
+        cuda_calls.check("cuMemcpyHtoDAsync", code)
+        return
+    with pytest.raises(TransportUnavailable) as error:
+        cuda_calls.check("cuMemcpyHtoDAsync", code)
+    assert type(error.value) is (GpuLost if code.value in LOST else TransportUnavailable)
 
 
 def test_a_handle_survives_its_way_as_bytes() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
-from headrace.core.errors import GpuMemoryFull
+from headrace.core.errors import GpuLost, GpuMemoryFull
 from headrace.testing import numpy_lane
 from headrace.testing.image_kinds import encode, photo
 from headrace.testing.numpy_lane import NumpyLanes
@@ -30,7 +30,7 @@ class GpuEngine(Engine):
 
     def __init__(self, room: int, meet: int = 1) -> None:
         super().__init__()
-        self.room, self.meet = room, meet
+        self.room, self.meet, self.lost = room, meet, False
         self.most = self.full = self._inside = 0
         self._changed = threading.Condition()
 
@@ -42,6 +42,8 @@ class GpuEngine(Engine):
             self._changed.wait_for(lambda: self.most >= self.meet, timeout=10)
             inside = self._inside
         try:
+            if self.lost:
+                raise GpuLost("cudaErrorIllegalAddress")
             if inside > self.room:
                 self.full += 1
                 raise GpuMemoryFull("no memory on the GPU")
@@ -114,6 +116,23 @@ async def test_a_batch_that_never_finds_gpu_memory_fails_and_the_worker_goes_on(
         done = len(port.errors)
         await until(lambda: len(port.metas) + len(port.errors) == SAMPLES // BATCH)
         assert len(port.metas) >= SAMPLES // BATCH - done - 3
+
+
+async def test_a_lost_gpu_ends_the_worker_and_fails_no_batch() -> None:
+    engine = GpuEngine(room=9)
+    rig = rig_of(engine, 2)
+    task = asyncio.create_task(rig.producer.run())
+    port = Port(rig.producer, await rig.session(epochs=0), window=4)
+    rig.producer.opened(port)
+    await until(lambda: len(port.metas) >= 3)
+    engine.lost = True
+    with pytest.raises(GpuLost):
+        await asyncio.wait_for(task, 10)
+    begun = len(port.begun)
+    await rig.producer.drain(5)
+    assert not port.errors, "another worker makes it"
+    assert len(port.begun) == begun, "nothing is begun after that"
+    rig.producer.close()
 
 
 async def test_turns_are_given_in_the_order_of_asking_and_grow_again() -> None:

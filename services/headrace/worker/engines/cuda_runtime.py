@@ -7,7 +7,8 @@ from typing import Any
 
 from cuda.bindings import runtime
 
-from headrace.core.errors import GpuMemoryFull, HeadraceError
+from headrace.core.errors import GpuLost, GpuMemoryFull, HeadraceError
+from headrace.core.gpu_faults import loses_gpu
 
 # Less free memory than that, and what a library refuses without a reason counts as refused for want of memory.
 LEAST_FREE_BYTES = 256 << 20
@@ -19,17 +20,26 @@ def use(gpu: int) -> None:
 
 
 def checked(answer: tuple[Any, ...], doing: str) -> Any:
-    """What a runtime call gave beside its status. Raises GpuMemoryFull, or HeadraceError for all else."""
+    """What a runtime call gave beside its status. Raises GpuMemoryFull, GpuLost, or HeadraceError for all else."""
     status, *rest = answer
     if status == runtime.cudaError_t.cudaErrorMemoryAllocation:
         raise GpuMemoryFull(f"no GPU memory to {doing}: give the worker a GPU of its own, or the job a smaller batch")
     if status != runtime.cudaError_t.cudaSuccess:
+        if loses_gpu(status.name):
+            raise GpuLost(f"CUDA failed to {doing}: {status.name}: this process can use its GPU no more", reason=status.name)
         raise HeadraceError(f"CUDA failed to {doing}: {status.name}; see the worker's log and `nvidia-smi`")
     return rest[0] if len(rest) == 1 else tuple(rest)
 
 
+def probe() -> None:
+    """Wait for all that was asked of this thread's GPU. Raises GpuLost if it can be used no more; other errors may pass."""
+    (status,) = runtime.cudaDeviceSynchronize()
+    if loses_gpu(status.name):
+        checked((status,), "wait for the GPU")
+
+
 def look_at_memory() -> None:
-    """Raises GpuMemoryFull if the GPU has next to none."""
+    """Raises GpuLost, and GpuMemoryFull if the GPU has next to none."""
     free, _ = checked(runtime.cudaMemGetInfo(), "ask for its free memory")
     if free < LEAST_FREE_BYTES:
         raise GpuMemoryFull(f"the GPU has {free >> 20} MiB left: give the worker a GPU of its own, or the job a smaller batch")

@@ -10,13 +10,13 @@ import os
 import queue
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
-from headrace.core.errors import EngineUnsupported, GpuMemoryFull, HeadraceError
+from headrace.core.errors import EngineUnsupported, GpuLost, GpuMemoryFull, HeadraceError
 from headrace.core.pipeline_spec import PipelineSpec
 from headrace.core.placement import visible
 from headrace.telemetry.nvml import Nvml, NvmlFailed, NvmlMissing
@@ -107,7 +107,10 @@ class CvcudaEngine:
             self._close_idle()
             self.lanes.forget()
             raise
+        except GpuLost:
+            raise  # nothing can be given back
         except BaseException:
+            self.lanes.probe()
             one.sync()
             self._idle.put(one)
             raise
@@ -139,10 +142,11 @@ class CvcudaEngine:
             raise EngineUnsupported(f"engine cvcuda fails at its first photo: {words}", engine=self.name) from error
 
     def close(self) -> None:
-        """End threads and lanes; idempotent."""
+        """End threads and lanes; idempotent. Of a GPU that is lost nothing can be given back: that is the process's end."""
         self.pool.shutdown(cancel_futures=True)
         self.cpu.close()
-        self._close_idle()
+        with suppress(GpuLost):
+            self._close_idle()
 
     def _close_idle(self) -> None:
         while True:

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia import nvimgcodec
 
-from headrace.core.errors import EngineUnsupported, GpuMemoryFull
+from headrace.core.errors import EngineUnsupported, GpuLost, GpuMemoryFull
+from headrace.core.gpu_faults import loses_gpu
 from headrace.worker.engines import cuda_runtime, region_probe
 from headrace.worker.engines.codec import Codec, Device
 from headrace.worker.engines.cuda_runtime import DeviceBuffer, PinnedBuffer, Timer
@@ -76,6 +77,10 @@ class GpuLanes:
     def use(self) -> None:
         """Make the GPU the calling thread's."""
         cuda_runtime.use(self.gpu)
+
+    def probe(self) -> None:
+        """See cvcuda_port.Lanes."""
+        cuda_runtime.probe()
 
     def new(self, threads: int) -> GpuLane:
         """A lane; what CV-CUDA keeps on this GPU is bounded. Raises GpuMemoryFull."""
@@ -238,7 +243,9 @@ def _cut(image: nvimgcodec.Image, cut: NDArray[np.int64], stream: int) -> Device
 
 
 def as_headrace(error: Exception) -> Exception:
-    """GpuMemoryFull if that is what a library's error, of no class of its own, says; else the error itself."""
+    """GpuMemoryFull or GpuLost if that is what a library's error, of no class of its own, says; else the error itself."""
+    if loses_gpu(str(error)):
+        return GpuLost(f"CV-CUDA failed: {error}: this process can use its GPU no more", reason=str(error))
     text = str(error).lower().replace("_", " ")
     if isinstance(error, MemoryError) or "out of memory" in text or "memory allocation" in text:
         return GpuMemoryFull(

@@ -78,6 +78,10 @@ class Lanes(Protocol):
         """Make the GPU the calling thread's."""
         ...
 
+    def probe(self) -> None:
+        """Raises GpuLost if the GPU can be used no more; in a thread that uses it, after something failed there."""
+        ...
+
     def new(self, threads: int) -> Lane:
         """A lane, with so many threads of the CPU. Raises GpuMemoryFull."""
         ...

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from headrace.core.errors import GpuMemoryFull, HeadraceError
+from headrace.core.errors import GpuLost, GpuMemoryFull, HeadraceError
 from headrace.core.image_header import ImageHeader
 from headrace.core.pipeline_spec import OPS_BY_NAME, PipelineSpec
 from headrace.worker.engines import native, pixels, resample
@@ -212,9 +212,13 @@ class PreparedDali:
         self._transform(batch, images, piece)
 
     def _refuse(self, batch: _Batch, row: int, failed: StageFailed, in_bytes: bool) -> None:
-        """A row that DALI fails on alone is bad where that lies in its bytes. Raises HeadraceError where not, GpuMemoryFull."""
+        """A row that DALI fails on alone is bad where that lies in its bytes.
+
+        Raises GpuLost or, of DALI on the CPU, HeadraceError where not even a sound image is decoded; GpuMemoryFull.
+        """
         if fault := batch.line.fault():
-            raise HeadraceError(f"DALI decodes nothing any more: restart the worker. It says: {fault}") from failed
+            kind = HeadraceError if self._engine.gpu is None else GpuLost
+            raise kind(f"DALI decodes nothing any more: restart the worker. It says: {fault}") from failed
         sample = batch.rows.samples[row]
         if not in_bytes:
             # Substituting would make another batch than on a GPU with more room.

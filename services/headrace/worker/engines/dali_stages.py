@@ -19,7 +19,8 @@ from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 from nvidia.dali.types import DALIDataType, DALIImageType, DALIInterpType
 
-from headrace.core.errors import GpuMemoryFull
+from headrace.core.errors import GpuLost, GpuMemoryFull
+from headrace.core.gpu_faults import loses_gpu
 from headrace.core.pipeline_spec import Output
 from headrace.worker.engines.output import tables
 from headrace.worker.engines.pixels import Pixels
@@ -50,7 +51,7 @@ class Stage:
         self._pipeline: Pipeline | None = None
 
     def run(self, count: int, inputs: Mapping[str, Feed]) -> Images:
-        """Run a batch of `count` rows, at least 1, to its end. Raises StageFailed, GpuMemoryFull, MemoryError."""
+        """Run a batch of `count` rows, at least 1, to its end. Raises StageFailed, GpuLost, GpuMemoryFull, MemoryError."""
         try:
             if self._pipeline is None or count > self._room:
                 self._room = max(self._room, 1 << (count - 1).bit_length())
@@ -69,6 +70,8 @@ class Stage:
 
     def _failure(self, error: RuntimeError | MemoryError) -> Exception:
         said = str(error)
+        if self._gpu is not None and loses_gpu(said):
+            return GpuLost(f"DALI failed: {_essence(said)}: this process can use its GPU no more", reason=_essence(said))
         if not isinstance(error, MemoryError) and not any(words in said.lower() for words in _NO_MEMORY):
             return StageFailed(_essence(said))
         if self._gpu is None:
