@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.cli.main import cli
-from headrace.core.errors import GpuLost
+from headrace.core.errors import GpuLost, HeadraceError
 from headrace.worker import app, producer, rank_port
 from headrace.worker.budget import ByteBudget
 from headrace.worker.engines.protocol import Out, PreparedEngine, RunResult, Sample
@@ -140,10 +139,13 @@ def install(slow: Slow) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run the worker by the program's own command, which tells errors in a line."""
+    """Run the worker; the first argument is its name as a command. Errors are told in a line, as the program does."""
     at = argv.index("--slow")
     install(Slow.from_json(argv[at + 1]))
-    cli([*argv[:at], *argv[at + 2 :]], prog_name="headrace")
+    try:
+        app.main([*argv[1:at], *argv[at + 2 :]])
+    except HeadraceError as error:
+        sys.exit(f"headrace: {error}")
 
 
 if __name__ == "__main__":
