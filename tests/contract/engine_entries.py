@@ -20,7 +20,7 @@ class Entry:
     not, where only rounding can differ. decode_levels: on average over an image as it was decoded, where another decoder
     may round otherwise; 0 where the reference's own library decodes. edge_levels: at most in the outermost rows and
     columns of an image that was resized. fingerprint: what it begins with. float_slack: halves of a unit in the last place
-    that a float may be off. partial: it refuses some pipelines, when it is prepared.
+    that a float may be off.
     """
 
     name: str
@@ -31,7 +31,6 @@ class Entry:
     edge_levels: int = 1
     fingerprint: str = "cpu-2;"
     float_slack: float = 1.0
-    partial: bool = False
 
 
 ENTRIES = (
@@ -41,10 +40,10 @@ ENTRIES = (
     Entry("dali", 1, mean_levels=0.6, mean_levels_unscaled=0.01, edge_levels=24, fingerprint="dali-1;dali="),
     # Bounds as wide as two decoders may differ: not yet measured on a GPU.
     Entry("dali-gpu", 24, 1.5, mean_levels_unscaled=1.0, decode_levels=1.0, edge_levels=40, fingerprint="dali-gpu-1;dali="),
-    # As above. Its floats are the GPU's arithmetic, not a table; some operations it has not, and the others in one order only.
-    Entry("cvcuda", 24, 1.5, 1.0, 1.0, edge_levels=24, float_slack=4, partial=True, fingerprint="cvcuda-1;cvcuda="),
+    # As above. Its floats are the GPU's arithmetic, not a table.
+    Entry("cvcuda", 24, 1.5, 1.0, 1.0, edge_levels=24, float_slack=4, fingerprint="cvcuda-1;cvcuda="),
     # The same engine, on lanes of numpy: all of it but CV-CUDA's own calls.
-    Entry("cvcuda-on-numpy", 1, 0.3, 0.01, float_slack=4, partial=True, fingerprint="cvcuda-1;cvcuda=none,nvimgcodec="),
+    Entry("cvcuda-on-numpy", 1, 0.3, 0.01, float_slack=4, fingerprint="cvcuda-1;cvcuda=none,nvimgcodec="),
     # The decode half of cvcuda on the CPU: libjpeg-turbo again, to the bit.
     Entry("nvimgcodec", max_levels=1, mean_levels=0.3, mean_levels_unscaled=0.01, fingerprint="nvimgcodec-1;nvimgcodec="),
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from structlog.testing import capture_logs
 
 from headrace.core import pipeline_spec as ps
 from headrace.core.augment import sample_params
@@ -20,7 +21,7 @@ from headrace.testing.numpy_lane import NumpyLanes
 from headrace.worker.engines import cvcuda_plan
 from headrace.worker.engines.codec_plan import Route, cuts_of, routes_of
 from headrace.worker.engines.geometry import fused_count
-from headrace.worker.engines.output import tables
+from headrace.worker.engines.output import Writer, tables
 from headrace.worker.engines.protocol import Sample
 from headrace.worker.engines.rows import look_at
 from tests.contract import reference_ops
@@ -140,21 +141,57 @@ def test_base_and_scale_give_the_value_of_every_level(output: ps.Output) -> None
         assert np.abs(found - exact[channel]).max() <= 4 * 2.0**-24 * np.abs(exact[channel]).max()
 
 
-@pytest.mark.parametrize(
-    ("ops", "lacks"),
-    [
-        ((ps.CenterCrop((8, 8)), ps.ColorJitter(0.1)), "color_jitter"),
-        ((ps.RandomResizedCrop((8, 8)), ps.HorizontalFlip(), ps.Grayscale()), "grayscale"),
-        ((ps.RandomResizedCrop((8, 8)), ps.GaussianBlur()), "gaussian_blur"),
-        ((ps.RandomResizedCrop((8, 8)), ps.RandomErasing()), "random_erasing"),
-        ((ps.CenterCrop((8, 8)), ps.Resize((9, 9))), "resize"),
-        ((ps.HorizontalFlip(), ps.CenterCrop((8, 8))), "horizontal_flip"),
-    ],
-)
-def test_what_it_lacks_is_said_when_the_job_is_prepared(engine, ops, lacks: str) -> None:
-    with pytest.raises(EngineUnsupported, match="engine `cpu`") as caught:
-        engine.prepare(PipelineSpec(ops=ops), SEED)
-    assert caught.value.ids == {"engine": "cvcuda", "op": lacks}
+OTHERS_AFTER = [
+    ((ps.CenterCrop((8, 8)), ps.ColorJitter(0.1)), ["color_jitter"]),
+    ((ps.RandomResizedCrop((8, 8)), ps.HorizontalFlip(), ps.Grayscale(0.5)), ["grayscale"]),
+    ((ps.RandomResizedCrop((8, 8)), ps.GaussianBlur()), ["gaussian_blur"]),
+    ((ps.RandomResizedCrop((8, 8)), ps.RandomErasing()), ["random_erasing"]),
+    ((ps.CenterCrop((8, 8)), ps.Resize((9, 11)), ps.VerticalFlip()), ["resize", "vertical_flip"]),
+]
+NOT_BEGUN_SO = [
+    ((ps.HorizontalFlip(), ps.CenterCrop((8, 8))), ["horizontal_flip", "center_crop"]),
+    ((ps.Grayscale(), ps.CenterCrop((8, 8))), ["grayscale", "center_crop"]),
+]
+
+
+@pytest.mark.parametrize(("ops", "by_cpu"), [*OTHERS_AFTER, *NOT_BEGUN_SO], ids=lambda each: str(each)[:40])
+def test_what_the_gpu_has_not_is_done_on_the_cpu_and_told(engine, ops, by_cpu: list[str]) -> None:
+    """Of all kinds of rows: decoded by the GPU's half, made by the host alone, and a bad one between them."""
+    spec = PipelineSpec(ops=ops)
+    datas = [MIRRORED[0], encode(photo(64, 48), "PNG"), b"bad", *MIRRORED]
+    with capture_logs() as logs:
+        found, reasons = run(engine, spec, datas)
+    assert [line["by_cpu"] for line in logs if line["event"] == "cvcuda_in_part"] == [by_cpu]
+    assert [bool(reason) for reason in reasons] == [data == b"bad" for data in datas]
+    cpu, _ = run(engine.cpu, spec, datas)
+    good = [row for row, data in enumerate(datas) if data != b"bad"]
+    by_both, by_one = (np.frombuffer(pixels, np.uint8).reshape(spec.shape(len(datas)))[good] for pixels in (found, cpu))
+    apart = np.abs(by_both.astype(int) - by_one)
+    assert apart.max() <= 6 and apart.mean() < 0.5, "a level of the resize is some more after jitter"
+
+
+@pytest.mark.parametrize("output", FORMATS, ids=str)
+@pytest.mark.parametrize("ops", [OTHERS_AFTER[1][0], OTHERS_AFTER[4][0], NOT_BEGUN_SO[0][0]], ids=str)
+def test_what_the_cpu_finishes_is_in_every_format_and_on_the_gpu_the_same(engine, ops, output: ps.Output) -> None:
+    spec = PipelineSpec(ops=ops, output=output)
+    plain = PipelineSpec(ops=ops)
+    levels = np.frombuffer(run(engine, plain, MIRRORED)[0], np.uint8).reshape(plain.shape(len(MIRRORED)))
+    expected = bytearray(spec.pixel_bytes(len(MIRRORED)))
+    writer = Writer(spec)
+    for row, slot in zip(levels, writer.view(memoryview(expected), len(MIRRORED)), strict=True):
+        writer.write(row, slot)
+    assert run(engine, spec, MIRRORED)[0] == bytes(expected)
+    assert run(engine, spec, MIRRORED, on_gpu=True)[0] == bytes(expected)
+
+
+@pytest.mark.parametrize("ops", [OTHERS_AFTER[1][0], NOT_BEGUN_SO[0][0]], ids=str)
+def test_a_slot_that_does_not_fit_is_refused_whoever_makes_the_batch(engine, ops) -> None:
+    spec = PipelineSpec(ops=ops)
+    prepared = engine.prepare(spec, SEED)
+    slot = numpy_lane.device_slot(bytearray(spec.pixel_bytes(2)))
+    with pytest.raises(HeadraceError, match="3 rows need a slot of"):
+        prepared.run(samples_of(MIRRORED[:3]), [(0, i) for i in range(3)], slot)
+    prepared.close()
 
 
 def test_parts_decoded_by_themselves_give_the_same_pixels(engine) -> None:

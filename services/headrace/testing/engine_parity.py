@@ -77,7 +77,6 @@ _SCALED = Distance(24, 1, 0.4)
 # Levels that two neighbouring numbers of a format are apart at most.
 _ROUNDED = {"uint8": 0.0, "float16": 0.25, "bfloat16": 1.0, "float32": 0.001}
 _UNSCALED = ("decode, center_crop", "random_crop", "center_crop over the edge")
-NOT_BY_CVCUDA = ("color_jitter", "grayscale", "gaussian_blur", "random_erasing")
 # What two sound decoders and resizes should keep.
 _UNMEASURED = Distance(60, 40, 2)
 _LIBRARIES = {
@@ -98,7 +97,7 @@ BOUNDS: dict[str, dict[str, Distance]] = {
         **{name: Distance(25, 1 + _ROUNDED[output.dtype], 0.4) for name, output in FORMATS.items()},
     },
     "dali-gpu": dict.fromkeys((*OPERATIONS, *FORMATS), _UNMEASURED),
-    "cvcuda": dict.fromkeys([case for case in (*OPERATIONS, *FORMATS) if case not in NOT_BY_CVCUDA], _UNMEASURED),
+    "cvcuda": dict.fromkeys((*OPERATIONS, *FORMATS), _UNMEASURED),
     # The same decoder and another resize than the native core's.
     "nvimgcodec": _LIBRARIES,
     "cpu-libs": _LIBRARIES,

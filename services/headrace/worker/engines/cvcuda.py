@@ -1,7 +1,8 @@
 """The `cvcuda` engine: decode by nvImageCodec and augment by CV-CUDA on one NVIDIA GPU, straight into the slot.
 
-It has scaling, crops and flips, in that order; for others a job needs another engine. Several batches are in it at once: each
-has a lane (stream, decoders, buffers) of its own, so that one is decoded while another is augmented and a third handed over.
+On the GPU are scaling, crops and flips, in that order; what a spec has after them is done on the CPU, by the code that all
+engines share, and a spec that does not begin so is wholly the `cpu` engine's. Several batches are in it at once: each has a
+lane (stream, decoders, buffers) of its own, so that one is decoded while another is augmented and a third handed over.
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
+import structlog
 
 from headrace.core.errors import EngineUnsupported, GpuLost, GpuMemoryFull, HeadraceError
-from headrace.core.pipeline_spec import PipelineSpec
+from headrace.core.pipeline_spec import OP_NAMES, OPS_BY_NAME, PipelineSpec
 from headrace.core.placement import visible
 from headrace.telemetry.nvml import Nvml, NvmlFailed, NvmlMissing
-from headrace.worker.engines import codec, cvcuda_plan
+from headrace.worker.engines import codec, cvcuda_plan, resample
+from headrace.worker.engines.apply import Operations
 from headrace.worker.engines.codec import Device
 from headrace.worker.engines.cpu import CpuEngine, find_native
 from headrace.worker.engines.cvcuda_port import Lane, Lanes
 from headrace.worker.engines.decode_half import Decoded, DecodeHalf
+from headrace.worker.engines.geometry import fused_count
 from headrace.worker.engines.output import Writer
 from headrace.worker.engines.pixels import Pixels
-from headrace.worker.engines.protocol import DeviceSlot, Out, RunResult, Sample
+from headrace.worker.engines.protocol import DeviceSlot, Out, PreparedEngine, RunResult, Sample
+
+log = structlog.get_logger()
 
 # Raise when a change of this package can change a pixel.
 VERSION = 1
@@ -79,7 +85,7 @@ class CvcudaEngine:
     """threads: of the CPU, for headers, checks and what the GPU doesn't decode. lanes: of the GPU that it works on."""
 
     name = "cvcuda"
-    ops = frozenset({"resize", "center_crop", "random_crop", "random_resized_crop", "horizontal_flip", "vertical_flip"})
+    ops = frozenset(OPS_BY_NAME)
     memory = frozenset({"host", "cuda"})
     batches_at_once = BATCHES_AT_ONCE
 
@@ -117,9 +123,14 @@ class CvcudaEngine:
         one.sync()
         self._idle.put(one)
 
-    def prepare(self, spec: PipelineSpec, seed: int) -> PreparedCvcuda:
-        """Make ready for a job. Raises EngineUnsupported (ids: engine, op) for operations that it lacks, or out of order."""
-        return PreparedCvcuda(spec, seed, self)
+    def prepare(self, spec: PipelineSpec, seed: int) -> PreparedEngine:
+        """Make ready for a job. This engine has every operation and format; the log says what of them the CPU does."""
+        fused = fused_count(spec)
+        by_cpu = [OP_NAMES[type(op)] for op in spec.ops[fused:]]
+        if by_cpu:
+            note = "" if fused else "the spec does not begin with crops and resizes that fix the size: all is the CPU's"
+            log.warning("cvcuda_in_part", by_cpu=by_cpu, note=note, engine=self.name)
+        return PreparedCvcuda(spec, seed, self, fused) if fused else PreparedWithoutGpu(spec, seed, self)
 
     def try_out(self) -> None:
         """Make a row of a photo as the `cpu` engine makes it, nearly. Raises EngineUnsupported (id: engine) if it can't."""
@@ -148,6 +159,12 @@ class CvcudaEngine:
         with suppress(GpuLost):
             self._close_idle()
 
+    def check_slot(self, spec: PipelineSpec, out: DeviceSlot, count: int) -> None:
+        """Raise HeadraceError if it is not a slot for so many rows."""
+        needed, gpu = spec.pixel_bytes(count), self.lanes.gpu
+        if (out.nbytes, out.gpu) != (needed, gpu):
+            raise HeadraceError(f"{count} rows need a slot of {needed} bytes on GPU {gpu}, not {out.nbytes} on GPU {out.gpu}")
+
     def _close_idle(self) -> None:
         while True:
             try:
@@ -159,13 +176,16 @@ class CvcudaEngine:
 
 
 class PreparedCvcuda:
-    """The engine ready for one job's spec. `run` may be called from any thread."""
+    """The engine ready for one job's spec, whose first `fused` operations are the GPU's. `run`: any thread."""
 
-    def __init__(self, spec: PipelineSpec, seed: int, engine: CvcudaEngine) -> None:
-        fused = cvcuda_plan.require(spec, engine.name)
+    def __init__(self, spec: PipelineSpec, seed: int, engine: CvcudaEngine, fused: int) -> None:
         self._spec = spec
         self._engine = engine
-        self._target = cvcuda_plan.target_of(spec.output)
+        self._others: Operations | None = None
+        if fused < len(spec.ops):
+            resize = engine.cpu.core.resize if engine.cpu.core else resample.resize
+            self._others = Operations(spec, resize, fused)
+        self._target = cvcuda_plan.target_of(spec.output, by_host=self._others is not None)
         self._half = DecodeHalf(spec, seed, engine.cpu, engine.lanes.device, fused)
         self._writer = Writer(spec)
 
@@ -189,36 +209,72 @@ class PreparedCvcuda:
 
     def _write(self, lane: Lane, decoded: Decoded, out: Out) -> None:
         """Augment into `out`; it is there after the lane's next sync."""
-        count = len(decoded.rows.samples)
-        nbytes = self._target.nbytes(self._spec.out_size, count)
+        assert decoded.rows.geometry is not None
+        size = decoded.rows.geometry.size
+        nbytes = self._target.nbytes(size, len(decoded.rows.samples))
         direct = isinstance(out, DeviceSlot) and not self._target.by_host
         pointer = out.pointer if isinstance(out, DeviceSlot) and direct else lane.scratch(nbytes)
-        plan = cvcuda_plan.plan(decoded.rows, self._spec.out_size, decoded.images, decoded.cuts)
-        lane.write(plan, self._target, decoded.images, decoded.made, pointer)
+        plan = cvcuda_plan.plan(decoded.rows, size, decoded.images, decoded.cuts)
+        # Rows that the host made are finished: they do not pass the GPU where the host goes on after it.
+        lane.write(plan, self._target, decoded.images, {} if self._others else decoded.made, pointer)
         if direct:
             return
         if self._target.by_host:
-            self._write_by_host(lane, pointer, nbytes, count, out)
+            self._write_by_host(lane, pointer, nbytes, decoded, out)
         elif isinstance(out, memoryview):
             lane.download(out, pointer)
 
-    def _write_by_host(self, lane: Lane, pointer: int, nbytes: int, count: int, out: Out) -> None:
-        """Make the slot's format on the host, of pixels that the GPU left as uint8; then copy it back, if the slot is there."""
+    def _write_by_host(self, lane: Lane, pointer: int, nbytes: int, decoded: Decoded, out: Out) -> None:
+        """Finish on the host what the GPU left as uint8: other operations, the slot's format; then copy it to a slot there."""
+        rows = decoded.rows
+        assert rows.geometry is not None
+        count = len(rows.samples)
         slot_bytes = self._spec.pixel_bytes(count)
         staged = lane.host(nbytes + (slot_bytes if isinstance(out, DeviceSlot) else 0))
         lane.download(staged[:nbytes], pointer)
         lane.sync()
         host_out = staged[nbytes:] if isinstance(out, DeviceSlot) else out
-        rows = self._writer.view(host_out, count)
-        pixels = np.frombuffer(staged[:nbytes], np.uint8).reshape(count, *self._spec.out_size, 3)
-        list(self._engine.pool.map(self._writer.write, pixels, rows))
+        slot = self._writer.view(host_out, count)
+        pixels = np.frombuffer(staged[:nbytes], np.uint8).reshape(count, *rows.geometry.size, 3)
+
+        def finish(row: int) -> None:
+            image = pixels[row]
+            if self._others is not None and row in decoded.made:
+                image = decoded.made[row]
+            elif self._others is not None:
+                image = self._others(image, rows.params, row)
+            self._writer.write(image, slot[row])
+
+        list(self._engine.pool.map(finish, [row for row in range(count) if row in decoded.images or row in decoded.made]))
         if isinstance(out, DeviceSlot):
             lane.upload(out.pointer, host_out)
 
     def _check_slot(self, out: Out, count: int) -> None:
-        if not isinstance(out, DeviceSlot):
+        if isinstance(out, DeviceSlot):
+            self._engine.check_slot(self._spec, out, count)
+        else:
             self._writer.view(out, count)
-            return
-        needed, gpu = self._spec.pixel_bytes(count), self._engine.lanes.gpu
-        if (out.nbytes, out.gpu) != (needed, gpu):
-            raise HeadraceError(f"{count} rows need a slot of {needed} bytes on GPU {gpu}, not {out.nbytes} on GPU {out.gpu}")
+
+
+class PreparedWithoutGpu:
+    """A spec that the `cpu` engine makes as a whole, and whose batches are copied to slots on the GPU. `run`: any thread."""
+
+    def __init__(self, spec: PipelineSpec, seed: int, engine: CvcudaEngine) -> None:
+        self._spec = spec
+        self._engine = engine
+        self._prepared = engine.cpu.prepare(spec, seed)
+
+    def run(self, samples: Sequence[Sample], keys: Sequence[tuple[int, int]], out: Out) -> RunResult:
+        """See PreparedEngine.run. Raises HeadraceError if `out` is not a slot for these samples, GpuMemoryFull."""
+        if not isinstance(out, DeviceSlot):
+            return self._prepared.run(samples, keys, out)
+        self._engine.check_slot(self._spec, out, len(samples))
+        with self._engine.lane() as lane:
+            staged = lane.host(out.nbytes)
+            result = self._prepared.run(samples, keys, staged)
+            lane.upload(out.pointer, staged)
+            return result
+
+    def close(self) -> None:
+        """Free what it holds."""
+        self._prepared.close()

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.errors import EngineUnsupported
-from headrace.core.pipeline_spec import ITEM_BYTES, OP_NAMES, Output, PipelineSpec
-from headrace.worker.engines.geometry import fused_count
+from headrace.core.pipeline_spec import ITEM_BYTES, Output
 from headrace.worker.engines.rows import Rows
 
 # CV-CUDA's flip codes: 0 top and bottom, 1 left and right, -1 both; any other is none.
@@ -47,30 +45,16 @@ class Target:
         return count * size[0] * size[1] * 3 * ITEM_BYTES[self.dtype]
 
 
-def target_of(output: Output) -> Target:
-    """How a batch of this output is written."""
+def target_of(output: Output, by_host: bool = False) -> Target:
+    """How a batch of this output is written. by_host: the host goes on with the pixels, whatever the format."""
     zero, one = np.zeros(3, np.float32), np.ones(3, np.float32)
-    if output.dtype in ("uint8", "bfloat16"):
-        by_host = output.dtype == "bfloat16"
+    if by_host or output.dtype in ("uint8", "bfloat16"):
+        by_host = by_host or output.dtype == "bfloat16"
         return Target("uint8", "NHWC" if by_host else output.layout, zero, one, by_host)
     means, stds = (output.normalize.mean, output.normalize.std) if output.normalize else ((0.0,) * 3, (1.0,) * 3)
     base = np.array([255.0 * mean for mean in means]).astype(np.float32)
     scale = np.array([1.0 / (255.0 * std) for std in stds]).astype(np.float32)
     return Target(output.dtype, output.layout, base, scale, by_host=False)
-
-
-def require(spec: PipelineSpec, engine: str) -> int:
-    """How many operations geometry.fused_count gives: all of them. Raises EngineUnsupported (ids: engine, op)."""
-    count = fused_count(spec)
-    if count == len(spec.ops):
-        return count
-    op = OP_NAMES[type(spec.ops[count])]
-    raise EngineUnsupported(
-        f"engine {engine} scales, then cuts, then flips, each once or not at all, and has no {op} at place {count + 1}: "
-        "give the job the engine `cpu`, or do that operation in the trainer",
-        engine=engine,
-        op=op,
-    )
 
 
 @dataclass(frozen=True, slots=True)
