@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.client.transports import connections
 from headrace.core import errors
 from headrace.core.pipeline_spec import PipelineSpec
 from headrace.testing.cluster import Cluster
@@ -235,8 +236,13 @@ def test_a_manifest_may_vanish_while_its_job_runs(fleet: Cluster, tmp_path: Path
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
-def test_a_manifest_that_the_workers_cannot_read_is_told_to_the_rank(transport: str, fleet: Cluster, tmp_path: Path) -> None:
+def test_a_manifest_that_the_workers_cannot_read_is_told_to_the_rank(
+    transport: str, fleet: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As where the coordinator has a mount that the workers lack."""
+    if transport == "grpc":  # the real patience once
+        monkeypatch.setattr(connections, "GRACE_S", 2.0)
+        monkeypatch.setattr(connections, "_LONGEST_S", 6.0)
     write_shards(tmp_path, 1, 40)
     job = open_job(fleet, f"unreadable-{transport}", indexed(tmp_path))
     hidden = tmp_path.with_name(tmp_path.name + "-hidden")

@@ -74,11 +74,9 @@ def limit_for_more(pid: int, more: int) -> int:
     [
         ("worker", "shm", 0),
         ("worker", "shm", 1),  # the connection, but no slab
-        ("worker", "shm", 2),  # the slab, but no mapping of it
         ("worker", "grpc", 0),
         ("worker", "grpc", 1),
         ("coordinator", "grpc", 0),
-        ("coordinator", "grpc", 1),
     ],
 )
 def test_a_service_without_descriptors_goes_on_and_recovers(

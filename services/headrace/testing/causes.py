@@ -166,14 +166,15 @@ STAGES_OF_A_BATCH = ("read", "decode", "augment", "slot", "copy")
 def cases(seconds: float = 0.8, steps: int = 4) -> list[Case]:
     """All stages in turn in three fleets, and fleets that are too small for their ranks.
 
-    seconds: delay a batch. steps: delayed batches of each stage; of slots that are given back late it takes more than a window.
+    seconds: delay a batch. steps: delayed batches of each stage; of slots that are given back late, and on a link that is made
+    slow while the window is full, it takes more than a window.
     """
 
     def phases(victims: tuple[int, ...], *more: str) -> tuple[Phase, ...]:
         usual = [
             Phase(stage, seconds, victims, steps=max(4, steps) if stage == "slot" else steps) for stage in STAGES_OF_A_BATCH
         ]
-        return (*usual, *(Phase(stage, seconds, steps=steps) for stage in more), Phase("lane", 2.0, steps=1))
+        return (*usual, *(Phase(stage, seconds, steps=max(6, steps)) for stage in more), Phase("lane", 2.0, steps=1))
 
     few = Phase("decode", 0.3 * seconds, cause="worker_busy", steps=2 * steps)
     return [
