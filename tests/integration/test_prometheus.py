@@ -262,7 +262,11 @@ def test_the_demo_runs_with_prometheus_until_it_is_told_to_end(tmp_path: Path) -
     ]
     with log.open("w") as output:
         demo = subprocess.Popen(
-            [*command, "--out", str(tmp_path / "out"), "--report", str(report)], stdout=output, stderr=output
+            [*command, "--out", str(tmp_path / "out"), "--report", str(report)],
+            stdout=output,
+            stderr=output,
+            # A shell that runs the tests in the background has all that it starts ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - nothing else runs in the child
         )
     try:
         wait_for(lambda: report.exists() or demo.poll() is not None, "the addresses", DEADLINE_S)
