@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import redis
 from PIL import Image
 
 from headrace.core.errors import (
@@ -331,6 +332,41 @@ def test_store_killed_and_restarted(cluster: Cluster, dataset: str) -> None:
     watch.close()
 
 
+def test_a_store_that_only_refuses_writes_is_told_like_one_that_is_away(cluster: Cluster, dataset: str) -> None:
+    """It can be read: full, a replica, or short of replicas, as here."""
+    one, two = apis(cluster, dataset)
+    session = one.form()
+    until(lambda: len(lanes_of(one.beat("a"))) == session.lanes, "a holds all lanes")
+    tokens = list(one.beat("a").leases[0].tokens)
+    admins = [member.admin_address for member in cluster.coordinators]
+
+    def failing_s(address: str) -> float:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("headrace_store_failing_seconds ")))
+
+    with redis.Redis.from_url(cluster.store_url) as store:
+        store.config_set("min-replicas-to-write", 1)
+        for api in (one, two):
+            with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+                api.beat("a")
+        for address in admins:
+            until(lambda address=address: failing_s(address) > 1, "the gauge that the alert goes by")
+            (trouble,) = [text for text in get(address, "/api/replica")["troubles"] if "the store has failed" in text]
+            assert "NOREPLICAS" in trouble
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                get(address, "/readyz")
+        store.config_set("min-replicas-to-write", 0)
+    for address in admins:
+        until(lambda address=address: failing_s(address) == 0, "it can be written to again")
+        until(lambda address=address: get_ok(address), "ready again")
+        assert not [text for text in get(address, "/api/replica")["troubles"] if "the store has failed" in text]
+    assert list(one.beat("a").leases[0].tokens) == tokens
+    for name, text in cluster.logs().items():
+        if name.startswith("coordinator"):
+            assert text.count("store_lost") == text.count("store_found") == 1, f"{name}: told once, not at every look"
+
+
 def get_ok(address: str) -> bool:
     try:
         return bool(get(address, "/readyz")["status"] == "ok")
@@ -339,8 +375,6 @@ def get_ok(address: str) -> bool:
 
 
 def test_a_store_that_lost_everything_is_rebuilt_from_the_peers(cluster: Cluster, dataset: str) -> None:
-    import redis
-
     one, two = apis(cluster, dataset)
     session = one.form()
     until(lambda: len(lanes_of(one.beat("a"))) == session.lanes, "a holds all lanes")

@@ -211,7 +211,7 @@ def test_a_store_that_is_away_is_told_and_what_was_read_stays(browser: Browser, 
     try:
         page.wait("document.querySelector('.trouble') !== null", "the trouble is told")
         text = page.text()
-        assert "the store has not answered for" in text and "store does not answer" in text
+        assert "the store has failed for" in text and "store does not answer" in text
         assert "train" in text and "worker-1" in text
         fleet.restart_store()
         page.wait("document.querySelector('.trouble') === null", "it is over")

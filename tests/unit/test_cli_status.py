@@ -101,7 +101,7 @@ def test_what_is_wrong_with_the_replica_comes_first(coordinator: Coordinator) ->
     training(coordinator)
     coordinator.board.store_error = "no store at 127.0.0.1:1"
     first = run("--admin", coordinator.admin).output.splitlines()[0]
-    assert first.startswith("! the store has not answered for 0 s: no store at 127.0.0.1:1")
+    assert first.startswith("! the store has failed for 0 s: no store at 127.0.0.1:1")
 
 
 def test_an_empty_fleet_says_what_to_do_next(coordinator: Coordinator) -> None:

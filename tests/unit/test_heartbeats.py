@@ -218,6 +218,23 @@ async def test_a_loop_that_is_blocked_again_and_again_hears_nobody() -> None:
     feeling.cancel()
 
 
+@pytest.mark.parametrize("hangs", [True, False])
+def test_heartbeats_that_a_hanging_store_keeps_are_no_overload(hangs: bool) -> None:
+    """Their workers give them up before the store's own deadline says so."""
+    now_us, answered_us = 100 * S, 100 * S
+    sight = Sight(3 * S, 1.0, lambda: now_us, lambda: answered_us)
+    for _ in range(20):
+        with suppress(asyncio.CancelledError), sight.hearing():
+            now_us += PATIENCE_US
+            if not hangs:
+                answered_us = now_us
+            raise asyncio.CancelledError
+        now_us += S // 10
+        sight.look(now_us, 0)
+    assert sight.deaf, "nobody can be heard either way"
+    assert sight.strained is not hangs
+
+
 async def test_few_late_heartbeats_among_many_hide_nobody_that_died() -> None:
     world = await formed()
     for _ in range(8):

@@ -15,12 +15,12 @@ from headrace.worker.metrics_http import MetricsServer
 
 
 class World:
-    """A clock to turn, and whether a coordinator hears the worker."""
+    """A clock to turn, and why the worker is to get no work."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.heard = True
-        self.health = Health(lambda: self.heard, lambda: self.now_s)
+        self.why_not_ready = ""
+        self.health = Health(lambda: self.why_not_ready, lambda: self.now_s)
         registry = CollectorRegistry()
         Gauge("is_there", "for a scrape", registry=registry).set(1)
         self.server = MetricsServer("127.0.0.1:0", registry, None, self.health)
@@ -47,7 +47,7 @@ def test_a_worker_that_is_heard_is_alive_and_ready(world: World) -> None:
 
 
 def test_a_coordinator_that_is_away_is_no_reason_to_end_a_worker(world: World) -> None:
-    world.heard = False
+    world.why_not_ready = "no coordinator answers its heartbeats: its log says why"
     assert world.get("/healthz")[0] == 200
     status, text = world.get("/readyz")
     assert status == 503

@@ -69,7 +69,7 @@ class Board:
         self._keep_us = job_keep_days * _DAY_US
         self._clock_us = clock_us
         self._old_since_us: dict[str, int] = {}
-        self.sight = Sight(ledger.rules.worker_ttl_us, tick_s, clock_us)
+        self.sight = Sight(ledger.rules.worker_ttl_us, tick_s, clock_us, lambda: ledger.store.answered_us)
         self._jobs: dict[str, JobState] = {}
         self._fleet = Fleet(0, {}, frozenset())
         self._wake = asyncio.Event()
@@ -236,6 +236,8 @@ class Board:
     async def _pass_or_tell(self, job: str | None = None) -> None:
         try:
             await self.refresh(job)
+            if self._ledger.store.refuses:  # full, a replica, or short of replicas: it can be read, and nothing can be changed
+                await self._ledger.store.ping()
         except HeadraceError as error:
             self.store_error = error.message
             if self._failing_since_us is None:

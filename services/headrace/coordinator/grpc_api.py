@@ -184,10 +184,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         raise AssertionError("an aborted call went on")
 
     async def _refuse(self, context: Context, error: HeadraceError) -> None:
-        self._instruments.refused(error.code)
-        job = str(error.ids.get("job", ""))
-        self._instruments.events.add("call_refused", error.message, job=job, level="warning", group=error.code)
-        log.info("call_refused", error=error.message, code=error.code, **error.ids)
+        self._instruments.call_refused(error, context.peer())
         await status.abort(context, error)
 
     async def _failed(self, context: Context, error: Exception, **ids: str) -> None:

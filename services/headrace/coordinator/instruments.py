@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -15,15 +16,19 @@ from headrace.coordinator.job_tables import last_used_us
 from headrace.coordinator.recent import judge_job
 from headrace.coordinator.recent_events import RecentEvents
 from headrace.coordinator.refusals import Refusals
+from headrace.core.errors import HeadraceError
 from headrace.core.events import MOVE_REASONS, JobState
 from headrace.core.session_plan import SessionPlan
 from headrace.core.verdict import VERDICTS
 from headrace.telemetry import metrics
+from headrace.telemetry.seldom import Seldom
 
 if TYPE_CHECKING:
     from headrace.coordinator.board import Board
     from headrace.wire.secret import Secret
     from headrace.wire.tls import ServerTls
+
+log = structlog.get_logger()
 
 # A job that nobody has used for so long is not exported; it comes back with its first rank.
 _EXPORT_US = 600_000_000
@@ -43,6 +48,7 @@ class Instruments:
         self.refusals = Refusals()
         self.secrets: tuple[Secret, ...] = ()
         self.series = 0
+        self._seldom = Seldom()
         self.moves: dict[str, Counter[str]] = {}
         self.certificate_valid_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self._store_seconds = metrics.histogram("headrace_store_request_seconds", registry)
@@ -79,11 +85,21 @@ class Instruments:
         self._refused.labels(code).inc()
         self.refusals.note(code)
 
+    def call_refused(self, error: HeadraceError, peer: str) -> None:
+        """A call is answered with an error of ours: counted, told among the events, and logged now and then."""
+        self.refused(error.code)
+        job = str(error.ids.get("job", ""))
+        self.events.add("call_refused", error.message, job=job, level="warning", group=error.code)
+        if (more := self._seldom.due((error.code, job))) is not None:
+            log.info("call_refused", error=error.message, code=error.code, peer=peer, more=more, **error.ids)
+
     def turned_away(self, code: str, text: str) -> None:
         """Somebody at the admin address was not let in."""
         self._refused.labels(code).inc()
         self.refusals.note(code, text)
         self.events.add("call_refused", text, level="warning", group=code)
+        if (more := self._seldom.due(code)) is not None:
+            log.warning("call_refused", error=text, code=code, more=more)
 
     def exposition(self) -> bytes:
         """All metrics as Prometheus reads them; counts their series."""

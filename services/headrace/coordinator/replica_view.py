@@ -88,7 +88,7 @@ def _troubles(board: Board, ahead_s: float, left_s: float | None) -> list[str]:
     found = list[str]()
     if board.store_error:
         found.append(
-            f"the store has not answered for {board.failing_s:.0f} s: {board.store_error}. What is shown was read before; "
+            f"the store has failed for {board.failing_s:.0f} s: {board.store_error}. What is shown was read before; "
             "workers and trainers go on with the leases they hold"
         )
     elif not board.loaded:

@@ -39,13 +39,19 @@ class _Beats:
 
 
 class Sight:
-    """One event loop, on which `feel` must run. ttl_us: a worker's life after a heartbeat. clock_us: this process's own."""
+    """One event loop, on which `feel` must run. ttl_us: a worker's life after a heartbeat. clock_us: this process's own.
 
-    def __init__(self, ttl_us: int, tick_s: float, clock_us: Callable[[], int]) -> None:
+    answered_us: when the store answered last, by that clock.
+    """
+
+    def __init__(
+        self, ttl_us: int, tick_s: float, clock_us: Callable[[], int], answered_us: Callable[[], float] = lambda: math.inf
+    ) -> None:
         self._ttl_us = ttl_us
         self._late_us = _LATE * heartbeat_patience_s(ttl_us / 1e6) * 1e6
         self._tick_us = tick_s * 1e6
         self._clock_us = clock_us
+        self._answered_us = answered_us
         self._now_us = 0
         self._ended_us = 0
         self._blind_until_us = 0
@@ -68,6 +74,7 @@ class Sight:
             raise
         finally:
             now_us = self._clock_us()
+            refused = refused or self._answered_us() < sent_us  # a store that hangs: the worker gave up before we could
             beats = self._now(now_us)
             beats.all += 1
             late = not refused and now_us - sent_us >= self._late_us

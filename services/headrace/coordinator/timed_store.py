@@ -17,6 +17,7 @@ class TimedStore:
     """A Store around a Store. One event loop.
 
     clock_us: any clock in microseconds that goes at the store's pace; the store's own time is carried on by it between loads.
+    answered_us: when it answered last, by that clock. refuses: whether the last write failed.
     """
 
     def __init__(self, store: Store, instruments: Instruments, clock_us: Callable[[], int]) -> None:
@@ -24,8 +25,9 @@ class TimedStore:
         self._instruments = instruments
         self._clock_us = clock_us
         self._offset_us = 0
-        self._answered_us = 0
+        self.answered_us = 0
         self._stall_us = 0
+        self.refuses = False
 
     async def load(self, wanted: Mapping[Table, Sequence[str] | None]) -> Loaded:
         """See Store.load."""
@@ -39,11 +41,11 @@ class TimedStore:
 
     async def commit(self, expected: Mapping[Key, int], writes: Mapping[Key, bytes | None], hint: str = "") -> int:
         """See Store.commit."""
-        return await self._timed(self._store.commit(expected, writes, hint))
+        return await self._written(self._store.commit(expected, writes, hint))
 
     async def add_once(self, table: Table, items: Mapping[str, bytes], limit: int) -> int:
         """See Store.add_once."""
-        return await self._timed(self._store.add_once(table, items, limit))
+        return await self._written(self._store.add_once(table, items, limit))
 
     def hints(self) -> AsyncIterator[str]:
         """See Store.hints."""
@@ -56,6 +58,7 @@ class TimedStore:
     async def ping(self) -> None:
         """See Store.ping."""
         await self._store.ping()
+        self.refuses = False
 
     async def close(self) -> None:
         """See Store.close."""
@@ -73,13 +76,22 @@ class TimedStore:
         stall_us, self._stall_us = self._stall_us, 0
         return stall_us
 
+    async def _written(self, call: Awaitable[T]) -> T:
+        try:
+            answer = await self._timed(call)
+        except StoreUnavailable:
+            self.refuses = True
+            raise
+        self.refuses = False
+        return answer
+
     async def _timed(self, call: Awaitable[T]) -> T:
         begun, begun_us = time.perf_counter(), self._clock_us()
         try:
             answer = await call
             now_us = self._clock_us()
-            self._stall_us = max(self._stall_us, now_us - max(begun_us, self._answered_us))
-            self._answered_us = now_us
+            self._stall_us = max(self._stall_us, now_us - max(begun_us, self.answered_us))
+            self.answered_us = now_us
             return answer
         except StoreUnavailable:
             self._instruments.store_failed("unavailable")

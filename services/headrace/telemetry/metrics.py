@@ -108,8 +108,8 @@ _COORDINATOR: tuple[Metric, ...] = (
            "counts as dead for want of them, so that figures of dead workers stand still. Add a coordinator or cores, or "
            "lengthen heartbeat_s."),
     Metric("headrace_store_failing_seconds", "gauge", "coordinator",
-           "For how long this coordinator has failed to read the store; 0 while it can. After 10 s it exports nothing of jobs, "
-           "ranks and workers.", (), "seconds"),
+           "For how long this coordinator has failed to read the store, or to write to it; 0 while it can. After 10 s it "
+           "exports nothing of jobs, ranks and workers.", (), "seconds"),
     Metric("headrace_store_conflicts_total", "counter", "coordinator", "Writes repeated since another replica wrote first."),
     Metric("headrace_store_errors_total", "counter", "coordinator",
            "Requests that the store failed or refused, by why.", ("reason",)),

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import sys
+import time
 import uuid
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -57,6 +60,9 @@ log = structlog.get_logger()
 
 # Tries of the heartbeat that hands the lanes back.
 _LAST_BEATS = 5
+# Batches in flight have so long before the lanes go; most take a fraction of it.
+_FINISH_S = 1.0
+_LAST_WORDS_S = 1.0
 
 
 def main(argv: list[str]) -> None:
@@ -117,7 +123,7 @@ async def run(settings: WorkerSettings) -> None:
             calls=Calls(service_security.client_tls(settings), fleet),
         )
         stack.push_async_callback(leases.close)
-        health = Health(lambda: leases.heard)
+        health = Health(leases.why_not_ready)
         if settings.metrics_address:
             context = tls.http_context() if tls else None
             stack.callback(MetricsServer(settings.metrics_address, stats.registry, context, health).close)
@@ -130,8 +136,12 @@ async def run(settings: WorkerSettings) -> None:
         stopped = asyncio.create_task(stop.wait(), name="stop")
         tasks: list[asyncio.Task[Any]] = [heartbeats, production, stopped]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        await _drain(settings, leases, heartbeats, producer, [server for server in (grpc_server, local_server) if server])
+        servers = [server for server in (grpc_server, local_server) if server]
+        idle = await _drain(settings, leases, heartbeats, producer, servers)
         await end(*tasks, beats)
+        if not idle:
+            await asyncio.gather(*(server.close(_LAST_WORDS_S) for server in servers))
+            _leave_now(done)
         for ended in done:
             ended.result()  # a loop ended by itself: its error is the process's
 
@@ -142,21 +152,48 @@ async def _drain(
     heartbeats: asyncio.Task[None],
     producer: Producer,
     servers: list[GrpcServer | LocalServer],
-) -> None:
-    """Finish the batches in flight, let what is published reach its ranks, and hand the lanes back."""
-    log.info("draining", deadline_s=settings.drain_deadline_s)
-    await producer.drain(settings.drain_deadline_s)
+) -> bool:
+    """Finish what is nearly done, hand the lanes back, and let what is published reach its ranks. False: see Producer.drain.
+
+    A batch that takes longer is its lane's next owner's: ranks would wait for all others of our lanes meanwhile. Where nobody
+    takes the lanes back they are ours until the leases end, and it is finished.
+    """
+    deadline_s = settings.drain_deadline_s
+    log.info("draining", deadline_s=deadline_s)
+    leases.leaving = True
+    begun_s = time.monotonic()
+    left = await producer.finish(min(_FINISH_S, deadline_s))
     for server in servers:
         await server.drain()
     # The loop ends first: a heartbeat of its own that is still under way must not take the lanes back.
     await end(heartbeats)
     leases.draining = True
+    handed_back = await _hand_back(leases)
+    if handed_back:
+        log.info("drained", lanes_handed_back=True, batches_left=left)
+    else:
+        note = "no coordinator answered; the lanes move when the leases end"
+        log.warning("drained", lanes_handed_back=False, batches_left=left, note=note)
+    return await producer.drain(0.0 if handed_back else max(0.0, begun_s + deadline_s - time.monotonic()))
+
+
+async def _hand_back(leases: LeaseLoop) -> bool:
     for _ in range(_LAST_BEATS):
         if await leases.beat():
-            log.info("drained", lanes_handed_back=True)
-            return
+            return True
         await asyncio.sleep(0.5)
-    log.warning("drained", lanes_handed_back=False, note="no coordinator answered; the lanes move when the leases end")
+    return False
+
+
+def _leave_now(done: set[asyncio.Task[Any]]) -> NoReturn:
+    """End the process although a thread of the engine is at work: no library lets it be stopped, and all else is done."""
+    error = next((error for task in done if not task.cancelled() and (error := task.exception()) is not None), None)
+    if error is not None:
+        sys.stderr.write(f"headrace: {error}\n")
+    log.info("left_at_work", note="the engine was still at a batch that another worker makes")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if error is None else 1)
 
 
 def _device_share(settings: WorkerSettings, engine: Engine) -> DeviceShare:

@@ -16,10 +16,10 @@ STUCK_S = 30.0
 
 
 class Health:
-    """heard: whether the last heartbeat was answered, and the worker does not drain. clock: seconds, monotonic."""
+    """why_not_ready: why the worker is to get no work, empty while it is. clock: seconds, monotonic."""
 
-    def __init__(self, heard: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
-        self._heard = heard
+    def __init__(self, why_not_ready: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._why_not_ready = why_not_ready
         self._clock = clock
         self._beaten_s = clock()
 
@@ -36,6 +36,4 @@ class Health:
 
     def not_ready(self) -> str:
         """Why it does no work for anybody new; empty while it does."""
-        if reason := self.not_alive():
-            return reason
-        return "" if self._heard() else "no coordinator answers its heartbeats yet, or it drains: its log says more"
+        return self.not_alive() or self._why_not_ready()

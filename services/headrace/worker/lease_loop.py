@@ -17,7 +17,7 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 
 from headrace.core import limits
-from headrace.core.errors import CoordinatorUnavailable, HeadraceError, from_code
+from headrace.core.errors import CoordinatorUnavailable, HeadraceError, PeerGone, StaleToken, WaitTimeout, from_code
 from headrace.core.job import Endpoint, Session
 from headrace.core.lease import heartbeat_patience_s
 from headrace.telemetry.failures import unexpected
@@ -45,6 +45,8 @@ LAG_FLOOR_S = 1.0
 UNABLE_S = 30.0
 UNABLE_MOST_S = 1800.0
 _TELL_EACH_S = 30.0
+# What it means that nobody answered; all else was said by a coordinator.
+_UNANSWERED = frozenset({CoordinatorUnavailable.code, WaitTimeout.code, PeerGone.code, HeadraceError.code})
 _CHANNEL = (
     ("grpc.max_receive_message_length", limits.ANSWER_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
@@ -102,12 +104,17 @@ class LeaseLoop:
         self._telling: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
         self._unreadable: set[tuple[str, int]] = set()  # what is told once
-        self.draining = False
+        self._refused = ""
+        self.leaving = False  # it finishes what it has begun
+        self.draining = False  # it hands its lanes back
 
-    @property
-    def heard(self) -> bool:
-        """True while the last heartbeat was answered, and this worker is to go on. Any thread."""
-        return self._registered and self._unheard_since_s is None and not self.draining
+    def why_not_ready(self) -> str:
+        """Why this worker is to get no work; empty while its heartbeats are answered and it goes on. Any thread."""
+        if self.leaving or self.draining:
+            return "it drains: it begins no batch any more"
+        if self._unheard_since_s is not None:
+            return self._refused or "no coordinator answers its heartbeats: its log says why"
+        return "" if self._registered else "no coordinator has answered a heartbeat yet"
 
     async def run(self) -> None:
         """Send heartbeats for ever; ends when it is cancelled."""
@@ -129,6 +136,7 @@ class LeaseLoop:
         except (HeadraceError, OSError) as failure:  # the latter: this process has no descriptor left, say
             error = failure if isinstance(failure, HeadraceError) else HeadraceError(f"it cannot be sent: {failure}")
             self._stats.heartbeat_failed(error.code)
+            self._refused = "" if error.code in _UNANSWERED else f"its heartbeats are refused: {error.message}"
             if self._unheard_since_s is None:
                 self._unheard_since_s, self._tell_from_s = begun, begun
             if begun >= self._tell_from_s:
@@ -212,7 +220,8 @@ class LeaseLoop:
     async def _why(self, address: str, error: HeadraceError) -> None:
         """What of TLS keeps a replica from being reached, found by a connection of its own."""
         why = await asyncio.to_thread(self._calls.explain, address, error) if self._real else ""
-        log.warning("heartbeat_unanswered", error=error, why=why or "see error", note="leases held are kept")
+        kept = "leases held are kept" if error.code != StaleToken.code else "it serves nothing any more, and may be ended"
+        log.warning("heartbeat_unanswered", error=error, why=why or "see error", note=kept)
 
     def _stub(self, address: str) -> Any:
         """Calls to one replica; the other place that knows the network."""

@@ -183,20 +183,27 @@ class Producer:
             while not self._draining and self._start_next():
                 pass
 
-    async def drain(self, deadline_s: float) -> None:
-        """Start nothing new and wait for what is in flight, at most `deadline_s`."""
+    async def finish(self, deadline_s: float) -> int:
+        """Start nothing new and wait for what is in flight, at most `deadline_s`; returns how many batches are still."""
         self._draining = True
         self._wake.set()
         if self._tasks:
-            _, left = await asyncio.wait(list(self._tasks), timeout=deadline_s)
-            for task in left:
-                log.warning("batch_abandoned", reason="drain deadline", deadline_s=deadline_s)
-                task.cancel()
-            if left:
-                await asyncio.wait(left, timeout=5)
+            await asyncio.wait(list(self._tasks), timeout=deadline_s)
+        return len(self._tasks)
+
+    async def drain(self, deadline_s: float) -> bool:
+        """As `finish`, and give up what is left then. False if the engine may still be at it: its threads cannot be ended."""
+        await self.finish(deadline_s)
+        left = list(self._tasks)
+        for task in left:
+            log.warning("batch_abandoned", reason="the worker leaves", waited_s=deadline_s)
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=5)
+        return not left
 
     def close(self) -> None:
-        """Free the engine's threads; call after `drain`."""
+        """Free the engine's threads; call after `drain`. Waits for what the engine works at."""
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._places.close()
 

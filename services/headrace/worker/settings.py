@@ -94,7 +94,10 @@ class WorkerSettings(SecuritySettings):
     # Far above any read: the source's own retries give up after some ten seconds; this ends a mount that hangs.
     read_deadline_s: float = Field(120.0, gt=0, description="How long the reads of one batch may take before the job fails.")
     drain_deadline_s: float = Field(
-        30.0, gt=0, description="After SIGTERM, how long batches in flight may take before the process leaves anyway."
+        30.0,
+        gt=0,
+        description="After SIGTERM, how long batches in flight may take where no coordinator takes the lanes back; one that does "
+        "is told after a second, and the worker leaves then: others make what is not done.",
     )
     data_roots: str = Field(
         "",

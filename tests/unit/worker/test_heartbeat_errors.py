@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from headrace.core.errors import CoordinatorUnavailable
+from headrace.core.errors import CoordinatorUnavailable, StaleToken, StoreUnavailable, Unauthenticated, WaitTimeout
 from headrace.core.job import Endpoint
 from headrace.wire.calls import Calls
 from headrace.wire.gen import coordinator_service_pb2 as pb
@@ -100,3 +100,38 @@ async def test_what_a_heartbeat_says_is_not_read_from_disk(leases: LeaseLoop, mo
     monkeypatch.setattr("io.open", refused)
     monkeypatch.setattr(Path, "read_text", refused)
     assert leases._request().fingerprint == before != ""
+
+
+async def test_readiness_says_what_keeps_the_worker_from_work(leases: LeaseLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing: Exception | None = None
+
+    async def call(request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+        if failing is not None:
+            raise failing
+        return pb.HeartbeatResponse()
+
+    monkeypatch.setattr(leases, "_call", call)
+    monkeypatch.setattr(leases, "_tell_unanswered", lambda address, error: None)
+    assert "no coordinator has answered" in leases.why_not_ready()
+    assert await leases.beat() and leases.why_not_ready() == ""
+    for error, words in (
+        (CoordinatorUnavailable("nobody there"), "no coordinator answers its heartbeats"),
+        (WaitTimeout("too late"), "no coordinator answers its heartbeats"),
+        (StoreUnavailable("the store is full"), "refused: the store is full"),
+        (Unauthenticated("the worker shows no token"), "refused: the worker shows no token"),
+        (StaleToken("another process now runs as worker w0"), "refused: another process now runs as worker w0"),
+    ):
+        failing = error
+        assert not await leases.beat()
+        assert words in leases.why_not_ready()
+        failing = None
+        assert await leases.beat() and leases.why_not_ready() == ""
+    leases.leaving = True
+    assert "drains" in leases.why_not_ready()
+
+
+async def test_a_worker_whose_name_another_has_taken_is_not_told_that_its_leases_are_kept(leases: LeaseLoop) -> None:
+    with capture_logs() as logs:
+        await leases._why("127.0.0.1:1", StaleToken("another process now runs as worker w0"))
+        await leases._why("127.0.0.1:1", CoordinatorUnavailable("nobody there"))
+    assert ["ended" in line["note"] for line in logs] == [True, False]
