@@ -96,8 +96,8 @@ class WorkerSettings(SecuritySettings):
     drain_deadline_s: float = Field(
         30.0,
         gt=0,
-        description="After SIGTERM, how long batches in flight may take where no coordinator takes the lanes back; one that does "
-        "is told after a second, and the worker leaves then: others make what is not done.",
+        description="After SIGTERM, how long batches in flight may take where no coordinator takes the lanes back; one that "
+        "does is told after a second, and the worker leaves then: others make what is not done.",
     )
     data_roots: str = Field(
         "",
