@@ -217,6 +217,16 @@ def test_a_job_for_any_engine_is_shared_in_proportion_and_never_over_its_lanes()
     assert sum(scaled.most for scaled in found.values()) == 12
 
 
+@pytest.mark.parametrize("fingerprint", ["", ANY_FINGERPRINT, "fp"])
+def test_a_pool_without_workers_comes_back_for_a_job_that_nobody_has_begun_to_serve(fingerprint: str) -> None:
+    dead = {"w": worker("w", 100.0, until_us=10), "old": worker("old", 100.0, "before", until_us=5)}
+    job = JobDemand(replace(SPEC, fingerprint=fingerprint), 12, None)
+    found = scale({}, [job], dead, 1000)
+    assert found["cpu", "fp"].desired == 1
+    assert found["cpu", "before"].desired == (1 if fingerprint == ANY_FINGERPRINT else 0), "one pool will do"
+    assert scale({}, [job], {}, 1000) == {}, "of no pool is anything known"
+
+
 def test_several_jobs_add_up() -> None:
     jobs = [JobDemand(replace(SPEC, name=f"job-{n}"), 12, 150.0) for n in range(4)]
     found = scale({}, jobs, fleet(1, 100.0), 0)

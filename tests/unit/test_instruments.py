@@ -14,7 +14,7 @@ from headrace.coordinator.instruments import dropped
 from headrace.coordinator.recent import Recent, grown, waits_so_far
 from headrace.core.events import JobState
 from headrace.core.job import StreamState
-from headrace.core.records import JobRecord, LaneTrouble, RankRecord, SessionRecord
+from headrace.core.records import JobRecord, LaneRecord, LaneTrouble, RankRecord, SessionRecord
 from headrace.core.session_plan import SessionPlan
 from headrace.core.starvation import CAUSES
 from tests.unit.session_world import SPEC
@@ -57,6 +57,26 @@ def test_a_wait_that_goes_on_has_the_cause_that_it_looks_like(troubles: tuple[La
     record = replace(RANK, wait_s=2.0, waits=(("read", 1.5), ("copy", 0.5)), waiting_s=7.0, troubles=troubles)
     waits = waits_so_far(record)
     assert waits == {"read": 1.5, "copy": 0.5, cause: 7.0}
+
+
+def test_a_rank_that_waits_while_a_lane_is_nobodys_waits_for_that_lane() -> None:
+    """It has no worker to complain of; all other lanes go on."""
+    recent, record = Recent(), replace(RANK, wait_s=2.0, waits=(("read", 2.0),), waiting_s=7.0)
+
+    def state(owner: str, waiting_s: float) -> JobState:
+        members = {0: replace(record, waiting_s=waiting_s)}
+        lanes = {0: LaneRecord("w0", "i", 1, 1), 1: LaneRecord(owner, "i" if owner else "", 1, 1)}
+        return JobState("job", session=SessionRecord(1, 1, 1, 3, 2, StreamState()), ranks=members, lanes=lanes)
+
+    for owner, waiting_s, cause in (
+        ("w0", 7.0, "worker_busy"),
+        ("", 7.0, "lane_wait"),
+        ("w0", 7.0, "worker_busy"),
+        ("", 0.0, ""),
+    ):
+        recent.note_lanes(state(owner, waiting_s))
+        waits = recent.wait("job", 0, replace(record, waiting_s=waiting_s)).waits
+        assert waits == {"read": 2.0, **({cause: waiting_s} if cause else {})}
 
 
 def test_a_rank_that_starves_completely_is_seen_to() -> None:

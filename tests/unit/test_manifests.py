@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace.coordinator import manifests as manifests_module
 from headrace.coordinator.manifests import Manifests
 from headrace.core.errors import ManifestMissing, SourceUnavailable
 
@@ -67,3 +68,22 @@ async def test_a_caller_that_goes_away_leaves_the_read_and_no_complaint() -> Non
     manifests._tasks.clear()
     gc.collect()
     assert complaints == []
+
+
+async def test_a_new_job_gets_the_data_set_as_it_was_indexed_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other ranks, a moment later, share the read; those of a job that is known have no need of another."""
+    reads, now_s = 0, 100.0
+
+    async def read(address: str) -> Any:
+        nonlocal reads
+        reads += 1
+        return f"indexed {reads} times"
+
+    monkeypatch.setattr(manifests_module.time, "monotonic", lambda: now_s)
+    manifests = Manifests(read, keep_s=10.0)
+    assert await manifests.get("/data", new=True) == "indexed 1 times"
+    assert [await manifests.get("/data", new=True) for _ in range(3)] == ["indexed 1 times"] * 3
+    now_s += 2
+    assert await manifests.get("/data") == "indexed 1 times"
+    assert await manifests.get("/data", new=True) == "indexed 2 times"
+    assert await manifests.get("/data") == "indexed 2 times"

@@ -296,6 +296,7 @@ class Board:
             self._seen[name] = seen
             self._tables.drop(name)
             self._changed.pop(name, asyncio.Event()).set()
+        self.recent.note_lanes(state)
         for rank, record in state.members.items():
             self.recent.note(name, rank, record)
         if state.session is not None and (name not in self.bad_reasons or name in self._bad_due):

@@ -109,7 +109,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
                 f"world size must be from 1 to {MAX_WORLD}, not {request.world}", job=asked.name, world=request.world
             )
         tokens = self._access.job_tokens(context, asked.name)
-        spec = _filled_in(asked, await self._manifests.get(asked.dataset))
+        spec = _filled_in(asked, await self._manifests.get(asked.dataset, new=self._board.job(asked.name) is None))
         outcome = await self._ledger.update(spec.name, Open(spec, request.world, tokens, request.keep_s))
         assert outcome.state.job is not None
         recorded = outcome.state.job.spec

@@ -12,6 +12,7 @@ from headrace.core.errors import ManifestInvalid, SourceUnavailable
 from headrace.core.masking import mask_address
 from headrace.datasets.storage import join_address, split_address
 
+_OTHER_RANKS_S = 1.0
 _PATIENCE_S = 4.0  # below the client's deadline of a call
 
 
@@ -45,8 +46,11 @@ class Manifests:
         self._patience_s = patience_s
         self._tasks: dict[str, tuple[float, asyncio.Task[ManifestFacts]]] = {}
 
-    async def get(self, address: str) -> ManifestFacts:
+    async def get(self, address: str, new: bool = False) -> ManifestFacts:
         """Read a manifest, or wait for whoever does. Raises what reading raises; failures are not kept.
+
+        new: for a job that is not known yet: the data set may have been indexed again just now, so none that was read before
+        but by its other ranks.
 
         An object store may be tried for longer than a call lasts: SourceUnavailable then says so in time, and the caller's
         next try waits for the same read.
@@ -54,6 +58,9 @@ class Manifests:
         now = time.monotonic()
         for old in [key for key, (since, task) in self._tasks.items() if task.done() and now - since > self._keep_s]:
             del self._tasks[old]
+        since, task = self._tasks.get(address, (now, None))
+        if new and task is not None and task.done() and now - since > _OTHER_RANKS_S:
+            del self._tasks[address]
         if address not in self._tasks:
             reading = sum(not task.done() for _, task in self._tasks.values())
             limits.at_most(reading + 1, limits.MANIFEST_READS, "manifests being read at a time", SourceUnavailable)

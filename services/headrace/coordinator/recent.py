@@ -38,6 +38,15 @@ class Recent:
         self._points: dict[_Key, deque[_Point]] = {}
         self._waits: dict[_Key, dict[str, float]] = {}
         self._marks: dict[_Key, deque[_Mark]] = {}
+        self._unserved: set[str] = set()
+
+    def note_lanes(self, state: JobState) -> None:
+        """See whether ranks wait while a lane of their job is nobody's: for that lane, since all others go on."""
+        waiting = any(record.waiting_s for record in state.members.values())
+        if waiting and any(not lane.owner for lane in state.lanes.values()):
+            self._unserved.add(state.name)
+        else:
+            self._unserved.discard(state.name)
 
     def note(self, job: str, rank: int, record: RankRecord) -> None:
         """Take a rank's newest totals."""
@@ -50,7 +59,7 @@ class Recent:
             points.clear()
             self._marks.pop(key, None)
         points.append(_Point(record.elapsed_s, waited_s(record), record.consumed))
-        waits = waits_so_far(record)
+        waits = self._so_far(job, record)
         self._waits[key] = grown(self._waits.get(key, {}), waits)
         marks = self._marks.setdefault(key, deque(maxlen=_MARKS))
         if not marks or record.elapsed_s >= marks[-1].elapsed_s + _MARK_EACH_S:
@@ -67,7 +76,7 @@ class Recent:
         """What the rules of core.verdict want to know of a rank."""
         key = job, rank, record.nonce
         points, ratio = self._points.get(key), self.ratio(job, rank, record)
-        now = waits_so_far(record)
+        now = self._so_far(job, record)
         if not points or len(points) < 2:
             return RankWait(rank, ratio, ratio, ratio, 0.0 if record.consumed else record.elapsed_s, now)
         first, middle, last = points[0], points[len(points) // 2], points[-1]
@@ -80,7 +89,7 @@ class Recent:
         """Of its recent time, the share waited by cause; they add up to `ratio`."""
         wait = self.wait(job, rank, record)
         # Marks are fewer than points: what was waited before the first mark has the causes of all that it waited.
-        waits = wait.waits if any(wait.waits.values()) else waits_so_far(record)
+        waits = wait.waits if any(wait.waits.values()) else self._so_far(job, record)
         total = sum(waits.values())
         return {cause: wait.ratio * seconds / total for cause, seconds in waits.items() if seconds} if total else {}
 
@@ -92,6 +101,10 @@ class Recent:
         """Forget all others."""
         for key in self._points.keys() - live:
             del self._points[key], self._waits[key], self._marks[key]
+        self._unserved &= {job for job, _, _ in live}
+
+    def _so_far(self, job: str, record: RankRecord) -> dict[str, float]:
+        return waits_so_far(record, job in self._unserved)
 
 
 def judge_job(recent: Recent, job: JobState, now_us: int) -> JobVerdict:
@@ -108,12 +121,15 @@ def waited_s(record: RankRecord) -> float:
     return record.wait_s + record.waiting_s
 
 
-def waits_so_far(record: RankRecord) -> dict[str, float]:
-    """The same by cause. Why a wait goes on is known for certain once its batch has come: until then, what it looks like."""
+def waits_so_far(record: RankRecord, unserved: bool = False) -> dict[str, float]:
+    """The same by cause. Why a wait goes on is known for certain once its batch has come: until then, what it looks like.
+
+    unserved: a lane of its job is nobody's.
+    """
     waits = dict(record.waits)
     if record.waiting_s:
         unreached = any(not trouble.connected for trouble in record.troubles)
-        cause = "lane_wait" if unreached else "worker_busy"
+        cause = "lane_wait" if unreached or unserved else "worker_busy"
         waits[cause] = waits.get(cause, 0.0) + record.waiting_s
     return waits
 

@@ -128,7 +128,7 @@ def shares(job: JobDemand, workers: Mapping[str, WorkerRecord], now_us: int, kin
     """
     spec = job.spec
     if not spec.fingerprint:  # the one that it will be bound to
-        spec = spec.with_fingerprint(choose_fingerprint(spec, workers, now_us))
+        spec = spec.with_fingerprint(choose_fingerprint(spec, workers, now_us) or _last_able(spec, workers))
         if not spec.fingerprint:
             return {}
     speed: dict[Class, float] = defaultdict(float)
@@ -137,6 +137,16 @@ def shares(job: JobDemand, workers: Mapping[str, WorkerRecord], now_us: int, kin
             speed[name] += part
     total = sum(speed.values())
     return {name: part / total if total else 1 / len(speed) for name, part in sorted(speed.items()) if part or not total}
+
+
+def _last_able(spec: JobSpec, workers: Mapping[str, WorkerRecord]) -> str:
+    """The fingerprint of those that could have served a job last, where none lives now; empty if none is remembered.
+
+    A pool that was scaled to nothing would not come back for a job that nobody has begun to serve.
+    """
+    able = [worker for worker in workers.values() if can_serve(worker, spec)]
+    able = [worker for worker in able if not worker.retiring] or able
+    return max(able, key=lambda worker: (worker.alive_until_us, worker.fingerprint)).fingerprint if able else ""
 
 
 def scale(
