@@ -280,3 +280,26 @@ async def test_a_call_waits_for_its_turn_no_longer_than_for_an_answer(tmp_path: 
         results = await asyncio.gather(*(store.load({MAIN: None}) for _ in range(100)), return_exceptions=True)
         assert {type(result) for result in results} == {StoreUnavailable}
         await store.close()
+
+
+async def test_settings_that_lose_records_are_told(store: Store, address: str) -> None:
+    """And where the server does not show its settings, as those that others run, nothing is made up."""
+    assert await store.weaknesses() == ()
+    if not isinstance(store, RedisStore):
+        return
+    client = store._client
+    try:
+        await client.config_set("maxmemory-policy", "allkeys-lru")
+        (told,) = await store.weaknesses()
+        assert "allkeys-lru" in told and "maxmemory-policy noeviction" in told
+        await client.config_set("appendonly", "no")
+        assert "appendonly yes" in (await store.weaknesses())[0] and len(await store.weaknesses()) == 2
+    finally:
+        await client.config_set("appendonly", "yes")
+        await client.config_set("maxmemory-policy", "noeviction")
+    assert await store.weaknesses() == ()
+    await client.acl_setuser("modest", enabled=True, passwords=["+a"], categories=["+@all"], commands=["-config"], keys=["*"])
+    modest = connect(address.replace("redis://", "redis://modest:a@"))
+    assert await modest.weaknesses() == ()
+    await modest.close()
+    await client.acl_deluser("modest")

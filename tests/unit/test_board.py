@@ -293,3 +293,26 @@ async def test_a_worker_that_dies_before_a_replica_may_judge_by_silence_is_told_
     assert world.kinds() == []
     await world.go(6, "a")
     assert world.kinds() == ["worker_silent"]
+
+
+async def test_a_store_that_may_lose_records_is_told_once_and_asked_again_after_it_was_away() -> None:
+    world, asked = World(), 0
+    weak: tuple[str, ...] = ("keeps no append-only file",)
+
+    async def weaknesses() -> tuple[str, ...]:
+        nonlocal asked
+        asked += 1
+        return weak
+
+    world.weaknesses = weaknesses  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        for _ in range(3):
+            await world.board._pass_or_tell()
+        assert asked == 1 and world.board.store_weaknesses == weak
+        world.down = True
+        await world.board._pass_or_tell()
+        world.down, weak = False, ()
+        for _ in range(3):
+            await world.board._pass_or_tell()
+    assert asked == 2 and world.board.store_weaknesses == ()
+    assert [line["what"] for line in logs if line["event"] == "store_unfit"] == ["the store keeps no append-only file"]

@@ -83,6 +83,7 @@ class Board:
         self._failing_since_us: int | None = None
         self._strained = False
         self.store_error = ""  # what the last pass failed with
+        self.store_weaknesses: tuple[str, ...] | None = None  # see Store.weaknesses; None: to be asked
         self.loaded = False
         self.recent = Recent()
         self.scaling = Scaling(scaling_interval_s)
@@ -249,7 +250,15 @@ class Board:
             if self._failing_since_us is not None:
                 self._ledger.events.add("store_found", f"the store answers again, after {self.failing_s:.0f} s")
                 log.info("store_found", after_s=round(self.failing_s, 1))
-                self._failing_since_us = None
+                self._failing_since_us, self.store_weaknesses = None, None  # it may be another one
+            await self._ask_weaknesses()
+
+    async def _ask_weaknesses(self) -> None:
+        if self.store_weaknesses is None:
+            self.store_weaknesses = await self._ledger.store.weaknesses()
+            for weakness in self.store_weaknesses:
+                self._ledger.events.add("store_unfit", f"the store {weakness}", level="warning")
+                log.warning("store_unfit", what=f"the store {weakness}")
 
     @property
     def healthy(self) -> bool:

@@ -93,6 +93,7 @@ def _troubles(board: Board, ahead_s: float, left_s: float | None) -> list[str]:
         )
     elif not board.loaded:
         found.append("jobs are still being read from the store")
+    found += [f"the store {weakness}" for weakness in board.store_weaknesses or ()]
     if abs(ahead_s) > _SKEW_S:
         way = "ahead of" if ahead_s > 0 else "behind"
         found.append(f"the store's clock is {abs(ahead_s):.0f} s {way} this replica's: set both by NTP")

@@ -78,6 +78,10 @@ class Store(Protocol):
         """Return once the store answered and can be written to."""
         ...
 
+    async def weaknesses(self) -> tuple[str, ...]:
+        """What in its settings may lose records, each as a sentence's end with what to do; none where it does not tell."""
+        ...
+
     async def close(self) -> None:
         """Let go of connections."""
         ...

@@ -66,6 +66,10 @@ class MemoryStore:
     async def ping(self) -> None:
         """See Store."""
 
+    async def weaknesses(self) -> tuple[str, ...]:
+        """See Store; of what is forgotten with the process there is nothing to say."""
+        return ()
+
     async def close(self) -> None:
         """See Store."""
 

@@ -133,6 +133,22 @@ class RedisStore:
         """See Store: writes one small key, since a replica or a full server answers PING and refuses writes."""
         await self._ask(self._client.set(f"{self._prefix}:ping", b"1", px=60_000))
 
+    async def weaknesses(self) -> tuple[str, ...]:
+        """See Store. Stores that others run mostly refuse to show their settings."""
+        try:
+            told = await self._ask(self._client.config_get("appendonly", "maxmemory-policy"))
+        except (StoreUnavailable, RecordInvalid):
+            return ()
+        settings = {_text(name): _text(value) for name, value in told.items()}
+        found = list[str]()
+        if settings.get("appendonly", "yes") != "yes":
+            found.append(
+                "keeps no append-only file, so that its restart forgets what was written since a snapshot: appendonly yes"
+            )
+        if (policy := settings.get("maxmemory-policy", "noeviction")) != "noeviction":
+            found.append(f"may throw records away when its memory is full ({policy}): maxmemory-policy noeviction")
+        return tuple(found)
+
     async def close(self) -> None:
         """See Store."""
         await self._client.aclose()
@@ -177,6 +193,10 @@ def _stored(value: bytes) -> Stored:
     """What somebody else wrote may have no stamp: then it has the one that the scripts see in it, and is what it is."""
     stamp, _, data = value.partition(b" ")
     return Stored(_stamp(stamp), data)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _stamp(text: bytes) -> int:

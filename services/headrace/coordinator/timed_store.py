@@ -60,6 +60,10 @@ class TimedStore:
         await self._store.ping()
         self.refuses = False
 
+    async def weaknesses(self) -> tuple[str, ...]:
+        """See Store.weaknesses."""
+        return await self._store.weaknesses()
+
     async def close(self) -> None:
         """See Store.close."""
         await self._store.close()
