@@ -142,11 +142,9 @@ class RedisStore:
         settings = {_text(name): _text(value) for name, value in told.items()}
         found = list[str]()
         if settings.get("appendonly", "yes") != "yes":
-            found.append(
-                "keeps no append-only file, so that its restart forgets what was written since a snapshot: appendonly yes"
-            )
+            found.append("keeps no append-only file: its restart forgets what was written since a snapshot; set appendonly yes")
         if (policy := settings.get("maxmemory-policy", "noeviction")) != "noeviction":
-            found.append(f"may throw records away when its memory is full ({policy}): maxmemory-policy noeviction")
+            found.append(f"may throw records away when its memory is full ({policy}): set maxmemory-policy noeviction")
         return tuple(found)
 
     async def close(self) -> None:
@@ -195,8 +193,8 @@ def _stored(value: bytes) -> Stored:
     return Stored(_stamp(stamp), data)
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+def _text(value: bytes | str | None) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
 def _stamp(text: bytes) -> int:

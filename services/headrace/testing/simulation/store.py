@@ -122,6 +122,10 @@ class StoreClient:
     async def ping(self) -> None:
         """See Store."""
 
+    async def weaknesses(self) -> tuple[str, ...]:
+        """See Store."""
+        return ()
+
     async def close(self) -> None:
         """See Store."""
 
