@@ -45,6 +45,10 @@ class CallContext:
         """Nobody shows a token."""
         return ()
 
+    def peer(self) -> str:
+        """For the log."""
+        return "simulated"
+
     def time_remaining(self) -> None:
         """Nobody says how long he waits."""
 
