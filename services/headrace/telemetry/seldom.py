@@ -12,10 +12,10 @@ class Seldom:
     most: kinds that are remembered; where there are more, all are begun with anew.
     """
 
-    def __init__(self, every_s: float = 30.0, most: int = 1000, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, every_s: float = 30.0, most: int = 1000, clock: Callable[[], float] | None = None) -> None:
         self._every_s = every_s
         self._most = most
-        self._clock = clock
+        self._clock = clock or (lambda: time.monotonic())  # looked up at each call: simulations have a clock of their own
         self._seen: dict[Hashable, tuple[float, int]] = {}  # when the last one was told, and how many came since
 
     def due(self, kind: Hashable) -> int | None:
