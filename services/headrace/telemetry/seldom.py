@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 
 class Seldom:
@@ -12,15 +12,14 @@ class Seldom:
     most: kinds that are remembered; where there are more, all are begun with anew.
     """
 
-    def __init__(self, every_s: float = 30.0, most: int = 1000, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, every_s: float = 30.0, most: int = 1000) -> None:
         self._every_s = every_s
         self._most = most
-        self._clock = clock or (lambda: time.monotonic())  # looked up at each call: simulations have a clock of their own
         self._seen: dict[Hashable, tuple[float, int]] = {}  # when the last one was told, and how many came since
 
     def due(self, kind: Hashable) -> int | None:
         """How many were not told since the last one that was, if this one is to be told; else None."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         told_s, more = self._seen.get(kind, (float("-inf"), 0))
         if now_s - told_s < self._every_s:
             self._seen[kind] = (told_s, more + 1)

@@ -18,14 +18,15 @@ import structlog
 from headrace.client import handover, join, progress, rpc, session_link, stream
 from headrace.client.transports import fetch_pool, intake, local
 from headrace.coordinator import board, ledger, manifests
+from headrace.telemetry import seldom
 from headrace.testing.simulation.loop import HOST, VirtualLoop
 from headrace.testing.simulation.sockets import Selector, os_module, socket_module
 from headrace.testing.simulation.trace import Trace
 from headrace.worker import lease_loop, make_batch, producer, serve_local, stats, tools, work
 
 TIMED = (
-    board, fetch_pool, handover, intake, join, ledger, lease_loop, make_batch, manifests, producer, progress, rpc, session_link,
-    stats, stream, tools, work,
+    board, fetch_pool, handover, intake, join, ledger, lease_loop, make_batch, manifests, producer, progress, rpc, seldom,
+    session_link, stats, stream, tools, work,
 )  # fmt: skip
 
 
