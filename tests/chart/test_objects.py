@@ -12,7 +12,7 @@ import yaml
 from tests.chart.helm import CHART, NAMESPACE, ROOT, SETS, containers, matches, named, of_kind, pods, rendered, with_values
 
 every_set = pytest.mark.parametrize("values", SETS)
-# Where the pods of one component may run as root, and with what: nowhere but here, and only to give a node's directory away.
+# Where the pods of one component may run as root, and with what: only here, and only to give away a directory that it made.
 PREPARES = "prepare-sockets"
 
 
@@ -102,7 +102,7 @@ def test_every_container_has_resources_and_is_hardened(values: str) -> None:
             assert context["readOnlyRootFilesystem"] is True
             assert context["capabilities"]["drop"] == ["ALL"]
             if container["name"] == PREPARES:
-                assert context["capabilities"]["add"] == ["CHOWN", "FOWNER"]
+                assert context["capabilities"]["add"] == ["CHOWN"]
             else:
                 assert context["runAsNonRoot"] is True
                 assert "add" not in context["capabilities"]

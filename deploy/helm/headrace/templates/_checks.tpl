@@ -92,6 +92,12 @@
 {{- fail (printf "workers.%s is a DaemonSet without sockets: beside the trainers it would serve them over the network; set sockets.mode to hostPath, or kind to Deployment" .name) -}}
 {{- end -}}
 {{- if ne $sockets.mode "off" -}}
+{{- /* A name of ours, since no list of the system's and other programs' directories would be whole. No part begins with a dot, so that
+none is `..`; and what pods or nodes have below the roots that are listed is nothing to mount over. */ -}}
+{{- $ours := regexMatch "^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+/headrace[A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$" $sockets.path -}}
+{{- if or (not $ours) (regexMatch "^/(bin|boot|dev|etc|home|lib|lib32|lib64|libx32|proc|root|sbin|sys|usr)/" $sockets.path) -}}
+{{- fail (printf "workers.%s.sockets.path %s may be a directory of others, and pods mount the whole of it: name one of Headrace's alone, called headrace or headrace-... below a place for such data, as /run/headrace or /var/lib/team/headrace" .name $sockets.path) -}}
+{{- end -}}
 {{- /* A pod's name: the workload's and up to 17 characters. The kernel takes 107 bytes. */ -}}
 {{- $longest := printf "%s/sockets/%s-worker-%s-0123456789-abcde.sock" $sockets.path (include "headrace.fullname" .root) .name -}}
 {{- if gt (len $longest) 107 -}}
