@@ -7,6 +7,12 @@
 {{- end -}}
 {{- include "headrace.checkSecurity" . -}}
 {{- include "headrace.checkStore" . -}}
+{{- include "headrace.checkEnv" (dict "of" "coordinator" "program" "COORDINATOR" "env" $v.coordinator.env) -}}
+{{- range $name := keys (default dict $v.data.env) | sortAlpha -}}
+{{- if regexMatch "^(HEADRACE_|POD_)" $name -}}
+{{- fail (printf "data.env has %s, which is none of an object store's: a setting of the programs goes into coordinator.env or workers.<class>.env" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- $classes := include "headrace.classes" . | fromYaml -}}
 {{- if not $classes -}}
 {{- fail "workers has no class that is enabled: without workers no batch is made" -}}
@@ -69,8 +75,73 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Variables that the chart itself gives, under some values or always, or that its probes and limits rely on: twice in a pod, the last
+one would win, and the other half of what a value stands for would not follow. With what to set instead; a dot begins a value of the
+component's own. */}}
+{{- define "headrace.ownVariables" -}}
+POD_NAME:
+POD_IP:
+HEADRACE_ADMIN_TOKEN: tokens.secretName
+{{- range $program := list "COORDINATOR" "WORKER" }}
+HEADRACE_{{ $program }}_GRPC_ADDRESS:
+HEADRACE_{{ $program }}_TLS_CERT: tls.mode
+HEADRACE_{{ $program }}_TLS_KEY: tls.mode
+HEADRACE_{{ $program }}_TLS_CA: tls.mode
+HEADRACE_{{ $program }}_REQUIRE_CLIENT_CERT: tls.requireClientCert
+HEADRACE_{{ $program }}_REQUIRE_CLIENT_CERT_HTTP: tls.requireClientCert (for gRPC; probes of kubelets show no certificate)
+HEADRACE_{{ $program }}_FLEET_TOKEN_FILE: tokens.secretName
+HEADRACE_{{ $program }}_FLEET_TOKEN: tokens.secretName
+HEADRACE_{{ $program }}_ALLOW_PLAINTEXT_TOKENS: tokens.allowPlaintext
+HEADRACE_{{ $program }}_DATA_ROOTS: data.roots
+HEADRACE_{{ $program }}_LOG_FORMAT:
+HEADRACE_{{ $program }}_LOG_LEVEL: .logLevel
+{{- end }}
+HEADRACE_COORDINATOR_ADMIN_ADDRESS:
+HEADRACE_COORDINATOR_ADMIN_TOKEN_FILE: tokens.secretName
+HEADRACE_COORDINATOR_ADMIN_TOKEN: tokens.secretName
+HEADRACE_COORDINATOR_REQUIRE_JOB_TOKEN: tokens.requireJobToken
+HEADRACE_COORDINATOR_STORE: store.mode
+HEADRACE_COORDINATOR_STORE_PREFIX: store.prefix
+HEADRACE_COORDINATOR_STORE_PASSWORD_FILE: store.external.passwordSecret
+HEADRACE_COORDINATOR_STORE_TLS_CA: store.external.caSecret
+HEADRACE_COORDINATOR_WORKER_TTL_S: .workerTtlSeconds
+HEADRACE_COORDINATOR_MAX_RANK_BYTES: jobs.slots
+HEADRACE_WORKER_NAME:
+HEADRACE_WORKER_COORDINATOR:
+HEADRACE_WORKER_ADVERTISE:
+HEADRACE_WORKER_METRICS_ADDRESS:
+HEADRACE_WORKER_POOL:
+HEADRACE_WORKER_SOCKET_DIR: .sockets.path
+HEADRACE_WORKER_SOCKET_GROUP: .sockets.group
+HEADRACE_WORKER_RETIRING: .retiring
+HEADRACE_WORKER_ENGINE: .engine
+HEADRACE_WORKER_THREADS: .cpu
+HEADRACE_WORKER_BATCHES_IN_FLIGHT: .batchesInFlight
+HEADRACE_WORKER_READ_AHEAD_BYTES: .memory.readAhead
+HEADRACE_WORKER_DRAIN_DEADLINE_S: .drainSeconds
+{{- end -}}
+
+{{/* Takes (dict "of" "workers.cpu" "program" "WORKER" "env" env). */}}
+{{- define "headrace.checkEnv" -}}
+{{- $own := include "headrace.ownVariables" . | fromYaml -}}
+{{- $other := printf "HEADRACE_%s_" (ternary "WORKER" "COORDINATOR" (eq .program "COORDINATOR")) -}}
+{{- range $name := keys (default dict .env) | sortAlpha -}}
+{{- if hasPrefix $other $name -}}
+{{- fail (printf "%s.env has %s, which is another program's and would change nothing" $.of $name) -}}
+{{- end -}}
+{{- if hasKey $own $name -}}
+{{- $instead := get $own $name -}}
+{{- if not $instead -}}
+{{- fail (printf "%s.env has %s, which is the chart's own: no value changes it" $.of $name) -}}
+{{- end -}}
+{{- fail (printf "%s.env has %s, which the chart gives: set %s instead" $.of $name (ternary (print $.of $instead) $instead (hasPrefix "." $instead))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "headrace.checkClass" -}}
 {{- $class := .class -}}
+{{- include "headrace.checkEnv" (dict "of" (printf "workers.%s" .name) "program" "WORKER" "env" $class.env) -}}
 {{- $auto := $class.autoscaling -}}
 {{- if and (eq $class.kind "DaemonSet") (ne $auto.mode "none") -}}
 {{- fail (printf "workers.%s is a DaemonSet, which has one pod a node, and has autoscaling.mode %s: use kind Deployment or mode none" .name $auto.mode) -}}

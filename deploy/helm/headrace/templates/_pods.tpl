@@ -75,9 +75,9 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* Variables of where data lie. Takes the root. */}}
-{{- define "headrace.dataEnv" -}}
-{{- range $name, $value := .Values.data.env }}
+{{/* Variables that the values name: of where data lie, and a component's own, which win. Takes (dict "root" $ "own" class.env). */}}
+{{- define "headrace.givenEnv" -}}
+{{- range $name, $value := merge (deepCopy (default dict .own)) (default dict .root.Values.data.env) }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end -}}

@@ -40,10 +40,7 @@ env:
   - {name: HEADRACE_WORKER_DATA_ROOTS, value: {{ . | quote }}}
   {{- end }}
   {{- include "headrace.securityEnv" (dict "root" $root "prefix" "HEADRACE_WORKER_") | nindent 2 }}
-  {{- include "headrace.dataEnv" $root | nindent 2 }}
-  {{- range $name, $value := $class.env }}
-  - {name: {{ $name }}, value: {{ $value | quote }}}
-  {{- end }}
+  {{- include "headrace.givenEnv" (dict "root" $root "own" $class.env) | nindent 2 }}
 {{- include "headrace.dataEnvFrom" $root | nindent 0 }}
 ports:
   - {name: batches, containerPort: 7310}
