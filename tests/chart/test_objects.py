@@ -328,10 +328,17 @@ def test_a_trainer_meets_the_worker_where_both_look() -> None:
 
 
 def test_a_drain_has_time_before_the_kill() -> None:
-    for _, labels, spec in pods(with_values("workers: {cpu: {drainSeconds: 90}}")):
-        if labels["app.kubernetes.io/component"] == "worker":
-            env = {item["name"]: item.get("value") for item in spec["containers"][0]["env"]}
-            assert spec["terminationGracePeriodSeconds"] > float(env["HEADRACE_WORKER_DRAIN_DEADLINE_S"]) + 5
+    """In every pod that has a worker, beside a trainer, too."""
+    trainer = "exampleTrainer: {enabled: true, dataset: /d, tokenSecret: {name: t}, sharedMemory: sidecar}"
+    for seconds in (1, 30, 90, 3600):
+        found = 0
+        for owner, _, spec in pods(with_values(f"workers: {{cpu: {{drainSeconds: {seconds}}}}}\n{trainer}")):
+            for container in (each for each in containers(spec) if each["name"] == "worker"):
+                env = {item["name"]: item.get("value") for item in container["env"]}
+                assert env["HEADRACE_WORKER_DRAIN_DEADLINE_S"] == str(seconds)
+                assert spec["terminationGracePeriodSeconds"] == seconds + 15, owner
+                found += 1
+        assert found == 2
 
 
 def test_what_scales_is_there_and_has_no_replicas_of_its_own() -> None:

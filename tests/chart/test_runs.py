@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import ssl
 import stat
 import subprocess
@@ -392,6 +393,23 @@ def test_the_example_trainer_gets_every_batch(cluster: Cluster) -> None:
     assert done.returncode == 0, done.stderr
     assert f"rank 0, epoch 0: {SAMPLES} images" in done.stdout
     assert "grpc" in done.stdout, "the default class offers no sockets"
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="only root may begin a container's processes")
+def test_the_example_trainer_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    """As process 1, for which SIGTERM has no default: else its sidecar would be killed with it, and not drained."""
+    (tmp_path / "headrace.py").write_text("import time\nprint('up', flush=True)\nconnect = lambda _: time.sleep(60)\n")
+    words = ["--coordinator=c", "--dataset=d", "--job=j", "--batch-size=1", "--epochs=1", "--world=1"]
+    command = ["unshare", "--pid", "--fork", sys.executable, str(CHART / "files/scripts/trainer.py"), *words]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as outside:
+        assert outside.stdout is not None
+        if outside.stdout.readline() != "up\n":
+            pytest.skip("this machine lets nobody begin a namespace of processes")
+        (first,) = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
+        time.sleep(0.2)  # the line after the import
+        os.kill(int(first), signal.SIGTERM)
+        assert outside.wait(timeout=10) == 143
 
 
 def test_a_drained_worker_leaves_in_its_time(cluster: Cluster) -> None:

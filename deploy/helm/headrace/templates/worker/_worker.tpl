@@ -89,6 +89,11 @@ volumeMounts:
   {{- end }}
 {{- end -}}
 
+{{/* Seconds from SIGTERM to SIGKILL of a pod with a worker in it: the drain, and some to leave. Takes (dict "class" class). */}}
+{{- define "headrace.workerGrace" -}}
+{{ add .class.drainSeconds 15 }}
+{{- end -}}
+
 {{/* Name of the class that a sidecar is like: the first whose engine needs no GPU. Takes (dict "root" $ "classes" classes). */}}
 {{- define "headrace.sidecarClass" -}}
 {{- $found := "" -}}
