@@ -71,6 +71,20 @@ MISSPELT = {
     "workers: {cpu: {env: {HEADRACE_WORKER_LAG: 3}}}": "HEADRACE_WORKER_LAG",
 }
 
+# Passwords in the store's address, where everyone who may read pods would see them.
+IN_THE_OPEN = (
+    "redis://:secret@h", "redis://u:secret@h:6379/0", "rediss://u:a/b@h", "sentinel://:secret@a:1,b:2/m", "redis://h?password=secret",
+    "rediss://h:6380/0?username=u&password=secret", "redis://h/0?PASSWORD=secret", "sentinel://a/m?sentinel_password=secret",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("version", HELMS)
+@pytest.mark.parametrize("url", IN_THE_OPEN)
+def test_no_password_is_taken_in_the_open(url: str, version: str) -> None:
+    result = attempt(f"store: {{mode: external, external: {{url: '{url}'}}}}", version)
+    assert result.returncode != 0
+    assert "put it into a Secret and name that in store.external.passwordSecret" in result.stderr
+
 
 @functools.cache
 def refused(values: str) -> str:

@@ -66,7 +66,7 @@
 {{- if not $store.external.url -}}
 {{- fail "store.mode is external and store.external.url is empty: give redis://, rediss:// or sentinel://" -}}
 {{- end -}}
-{{- if regexMatch "//[^/]*:[^/@]*@" $store.external.url -}}
+{{- if regexMatch "(?i)//[^?#]*:[^?#]*@|[?&][^=&]*password=" $store.external.url -}}
 {{- fail "store.external.url holds a password, which everyone who may read pods would see: put it into a Secret and name that in store.external.passwordSecret" -}}
 {{- end -}}
 {{- if and $store.external.caSecret.name (not (hasPrefix "rediss://" $store.external.url)) -}}

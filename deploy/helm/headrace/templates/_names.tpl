@@ -99,6 +99,27 @@ memory://
 {{- end -}}
 {{- end -}}
 
+{{/* What all keys in the store begin with. A store that others may use, too, has one for each release: no namespace has a dot in its
+name, so that no two are alike. */}}
+{{- define "headrace.storePrefix" -}}
+{{- $own := ternary (printf "%s.%s" .Release.Namespace .Release.Name) "headrace" (eq .Values.store.mode "external") -}}
+{{ default $own .Values.store.prefix }}
+{{- end -}}
+
+{{/* Ports of an external store's servers, with commas between: of each address what is behind its last colon, which is not in the
+brackets of an IPv6 address. */}}
+{{- define "headrace.storePorts" -}}
+{{- $url := .Values.store.external.url -}}
+{{- $sentinel := hasPrefix "sentinel://" $url -}}
+{{- $ports := list -}}
+{{- range $address := regexReplaceAll "^[a-z]+://([^/?#]*@)?([^/?#]*).*$" $url "${2}" | splitList "," -}}
+{{- $ports = append $ports (default (ternary "26379" "6379" $sentinel) (regexFind ":[0-9]+$" $address | trimPrefix ":")) -}}
+{{- end -}}
+{{- /* The servers that sentinels name. */ -}}
+{{- if $sentinel -}}{{- $ports = append $ports "6379" -}}{{- end -}}
+{{- $ports | uniq | join "," -}}
+{{- end -}}
+
 {{/* name/key of the store's password as YAML; empty: none. */}}
 {{- define "headrace.storePassword" -}}
 {{- if eq .Values.store.mode "internal" -}}

@@ -11,8 +11,8 @@ import sys
 
 import headrace
 
-# Process 1 of a container has no default for SIGTERM: without this it would go on until it is killed, and its sidecar, which drains
-# after it, with it.
+# Process 1 of a container has no default for SIGTERM: without this it would go on until it is killed, and with it its sidecar,
+# which drains after it.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
