@@ -36,7 +36,7 @@
 
 {{- define "headrace.checkSecurity" -}}
 {{- $v := .Values -}}
-{{- if eq $v.tls.mode "secret" -}}
+{{- if eq (include "headrace.tlsMode" .) "secret" -}}
 {{- range $component := list "coordinator" "worker" -}}
 {{- if not (index $v.tls.secret $component) -}}
 {{- fail (printf "tls.mode is secret and tls.secret.%s is empty: name the Secret with its tls.crt, tls.key and ca.crt" $component) -}}
@@ -46,10 +46,10 @@
 {{- fail "tls.requireClientCert is on and tls.secret.trainer is empty: trainers need a certificate to show; name its Secret, or turn requireClientCert off" -}}
 {{- end -}}
 {{- end -}}
-{{- if and $v.tokens.secretName (eq $v.tls.mode "off") (not $v.tokens.allowPlaintext) -}}
+{{- if and $v.tokens.secretName (eq (include "headrace.tlsMode" .) "off") (not $v.tokens.allowPlaintext) -}}
 {{- fail "tokens would travel without TLS: set tls.mode to certManager or secret; or tokens.allowPlaintext: true where the network is trusted; or tokens.secretName: \"\" for a trial without tokens" -}}
 {{- end -}}
-{{- if and $v.tokens.requireJobToken (eq $v.tls.mode "off") (not $v.tokens.allowPlaintext) -}}
+{{- if and $v.tokens.requireJobToken (eq (include "headrace.tlsMode" .) "off") (not $v.tokens.allowPlaintext) -}}
 {{- fail "tokens.requireJobToken is on without TLS: jobs' tokens would travel in the clear; set tls.mode, or tokens.requireJobToken: false" -}}
 {{- end -}}
 {{- end -}}

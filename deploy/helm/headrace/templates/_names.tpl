@@ -76,9 +76,14 @@ same Services, and no class has a dot in its name. Takes (dict "root" $ "name" "
 {{ default (printf "%s-worker.%s.svc" (include "headrace.fullname" .) .Release.Namespace) .Values.tls.workerName }}
 {{- end -}}
 
+{{/* tls.mode; YAML makes false of an `off` without quotes, which is taken for the word. */}}
+{{- define "headrace.tlsMode" -}}
+{{ default "off" .Values.tls.mode }}
+{{- end -}}
+
 {{/* Name of a Secret with certificates. Takes (dict "root" $ "component" "worker"). */}}
 {{- define "headrace.tlsSecret" -}}
-{{- if eq .root.Values.tls.mode "certManager" -}}
+{{- if eq (include "headrace.tlsMode" .root) "certManager" -}}
 {{ include "headrace.fullname" .root }}-{{ .component }}-tls
 {{- else -}}
 {{ index .root.Values.tls.secret .component }}
@@ -86,7 +91,7 @@ same Services, and no class has a dot in its name. Takes (dict "root" $ "name" "
 {{- end -}}
 
 {{- define "headrace.scheme" -}}
-{{ ternary "HTTP" "HTTPS" (eq .Values.tls.mode "off") }}
+{{ ternary "HTTP" "HTTPS" (eq (include "headrace.tlsMode" .) "off") }}
 {{- end -}}
 
 {{- define "headrace.storeUrl" -}}
@@ -141,6 +146,7 @@ key: {{ $.Values.store.external.passwordSecret.key }}
 {{- $classes := dict -}}
 {{- range $name, $own := .Values.workers -}}
 {{- $class := mustMergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy (default dict $own)) -}}
+{{- $_ := set $class.sockets "mode" (default "off" $class.sockets.mode) -}}{{/* as in headrace.tlsMode */}}
 {{- if $class.enabled -}}{{- $_ := set $classes $name $class -}}{{- end -}}
 {{- end -}}
 {{- toYaml $classes -}}
