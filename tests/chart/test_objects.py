@@ -9,10 +9,26 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.helm import CHART, NAMESPACE, ROOT, SETS, containers, matches, named, of_kind, pods, rendered, with_values
+from tests.chart.helm import (
+    CHART,
+    HELMS,
+    NAMESPACE,
+    ROOT,
+    SETS,
+    attempt,
+    containers,
+    matches,
+    named,
+    of_kind,
+    parsed,
+    pods,
+    rendered,
+    run,
+    with_values,
+)
 
 every_set = pytest.mark.parametrize("values", SETS)
-# Where the pods of one component may run as root, and with what: nowhere but here, and only to give a node's directory away.
+# Where the pods of one component may run as root, and with what: only here, and only to give away a directory that it made.
 PREPARES = "prepare-sockets"
 
 
@@ -102,7 +118,7 @@ def test_every_container_has_resources_and_is_hardened(values: str) -> None:
             assert context["readOnlyRootFilesystem"] is True
             assert context["capabilities"]["drop"] == ["ALL"]
             if container["name"] == PREPARES:
-                assert context["capabilities"]["add"] == ["CHOWN", "FOWNER"]
+                assert context["capabilities"]["add"] == ["CHOWN"]
             else:
                 assert context["runAsNonRoot"] is True
                 assert "add" not in context["capabilities"]
@@ -243,6 +259,48 @@ def test_cloud_metadata_cannot_be_reached() -> None:
         assert blocks == [{"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}]
 
 
+@pytest.mark.parametrize("version", HELMS)
+@pytest.mark.parametrize(
+    ("url", "ports"),
+    [
+        ("redis://h", {6379}),
+        ("redis://h:7000/0", {7000}),
+        ("redis://user@h:7000/5?db=1&x=:77", {7000}),
+        ("rediss://[fd00::10]:6380", {6380}),
+        ("rediss://[fd00::10]/0", {6379}),
+        ("redis://user@[::1]:7000", {7000}),
+        ("sentinel://a:5001,b:5002/m", {5001, 5002, 6379}),
+        ("sentinel://a,b:5002/m", {26379, 5002, 6379}),
+    ],
+)
+def test_only_the_external_stores_ports_are_open(url: str, ports: set[int], version: str) -> None:
+    """The piece of an IPv6 address is none."""
+    result = attempt(f"store: {{mode: external, external: {{url: '{url}'}}}}\nnetworkPolicy: {{data: [], dns: []}}", version)
+    assert result.returncode == 0, result.stderr
+    (rule,) = named(parsed(result.stdout), "NetworkPolicy", "-coordinator")["spec"]["egress"]
+    assert {each["port"] for each in rule["ports"]} == ports
+    assert len(rule["ports"]) == len(ports)
+
+
+@pytest.mark.parametrize("version", HELMS)
+def test_releases_share_an_external_store_only_where_one_says_so(version: str) -> None:
+    """One prefix in one store is one fleet."""
+
+    def prefix(namespace: str, release: str, mode: str, own: str = "") -> str:
+        text = f"store: {{mode: {mode}, prefix: '{own}', external: {{url: 'redis://h'}}}}\ncoordinator: {{replicas: 1}}"
+        default = str(CHART / "ci/default.yaml")
+        result = run(version, "template", release, str(CHART), "-n", namespace, "-f", default, "-f", "-", text=text)
+        assert result.returncode == 0, result.stderr
+        (container,) = named(parsed(result.stdout), "Deployment", "-coordinator")["spec"]["template"]["spec"]["containers"]
+        return next(each["value"] for each in container["env"] if each["name"] == "HEADRACE_COORDINATOR_STORE_PREFIX")
+
+    # With hyphens between, two of them would be one.
+    places = [("a", "b"), ("b", "a"), ("a", "b-c"), ("a-b", "c"), ("a-b", "b.c")]
+    assert [prefix(*place, "external") for place in places] == ["a.b", "b.a", "a.b-c", "a-b.c", "a-b.b.c"]
+    assert prefix("a", "b", "external", "fleet-1") == prefix("b", "c", "external", "fleet-1") == "fleet-1"
+    assert prefix("a", "b", "internal") == prefix("a", "b", "memory") == "headrace"
+
+
 def test_an_empty_list_of_peers_leaves_the_rule_out() -> None:
     objects = with_values("networkPolicy: {monitoring: [], data: [], dns: [], trainers: [], admin: []}")
     for policy in of_kind(objects, "NetworkPolicy"):
@@ -328,10 +386,17 @@ def test_a_trainer_meets_the_worker_where_both_look() -> None:
 
 
 def test_a_drain_has_time_before_the_kill() -> None:
-    for _, labels, spec in pods(with_values("workers: {cpu: {drainSeconds: 90}}")):
-        if labels["app.kubernetes.io/component"] == "worker":
-            env = {item["name"]: item.get("value") for item in spec["containers"][0]["env"]}
-            assert spec["terminationGracePeriodSeconds"] > float(env["HEADRACE_WORKER_DRAIN_DEADLINE_S"]) + 5
+    """In every pod that has a worker, beside a trainer, too."""
+    trainer = "exampleTrainer: {enabled: true, dataset: /d, tokenSecret: {name: t}, sharedMemory: sidecar}"
+    for seconds in (1, 30, 90, 3600):
+        found = 0
+        for owner, _, spec in pods(with_values(f"workers: {{cpu: {{drainSeconds: {seconds}}}}}\n{trainer}")):
+            for container in (each for each in containers(spec) if each["name"] == "worker"):
+                env = {item["name"]: item.get("value") for item in container["env"]}
+                assert env["HEADRACE_WORKER_DRAIN_DEADLINE_S"] == str(seconds)
+                assert spec["terminationGracePeriodSeconds"] == seconds + 15, owner
+                found += 1
+        assert found == 2
 
 
 def test_what_scales_is_there_and_has_no_replicas_of_its_own() -> None:

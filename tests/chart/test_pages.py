@@ -17,7 +17,7 @@ from headrace.core.batch import BAD_REASONS
 from headrace.core.starvation import CAUSES
 from headrace.telemetry.metrics import CATALOGUE
 from headrace.worker.settings import WorkerSettings
-from tests.chart.helm import CHART, ROOT
+from tests.chart.helm import CHART, HELMS, NAMESPACE, RELEASE, ROOT, attempt, parsed, pods, rendered
 
 SOURCE = ROOT / "services/headrace"
 PAGES = [*sorted((ROOT / "docs/runbooks").glob("*.md")), ROOT / "docs/monitoring.md", ROOT / "docs/status.md"]
@@ -89,6 +89,36 @@ def test_values_on_the_pages_exist() -> None:
             first = path.partition(".")[0]
             if first in top or first in nested:
                 assert leads(values, path) or leads(ofclass, path), f"{page.name}: {word}"
+
+
+def examples() -> list[str]:
+    """Blocks of values on the page of the chart."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    return [block for block in blocks if set(yaml.safe_load(block)) <= set(values)]
+
+
+@pytest.mark.parametrize("version", HELMS)
+def test_examples_on_the_page_make_the_workers_that_they_show(version: str) -> None:
+    """And no others: Helm merges them with the classes of the chart."""
+    assert len(examples()) >= 2
+    for block in examples():
+        result = attempt(block, version)
+        assert result.returncode == 0, result.stderr
+        classes = {labels.get("headrace.dev/class") for _, labels, _ in pods(parsed(result.stdout))} - {None}
+        shown = yaml.safe_load(block)["workers"]
+        assert classes == {name for name, given in shown.items() if given.get("enabled", True)}
+
+
+@pytest.mark.parametrize("path", [CHART / "values.yaml", ROOT / "docs/kubernetes.md"], ids=lambda path: path.name)
+def test_names_that_are_called_are_those_that_a_certificate_is_asked_for(path: Path) -> None:
+    """Whoever makes certificates by hand reads them here: of workers' and trainers' calls, of Prometheus and of `helm test`."""
+    host = re.compile(rf"{RELEASE}-headrace-(\w+)\.{NAMESPACE}\.svc")
+    others = [item for item in rendered("default") + rendered("sidecar") if item["kind"] not in ("Certificate", "ConfigMap")]
+    called = set(host.findall(yaml.safe_dump_all(others))) - {"store", "worker"}  # no TLS, and a name of the values'
+    assert called == {"coordinator", "status"}
+    text = path.read_text()
+    assert set(re.findall(r"<(?:full)?name>-(\w+)\.<namespace>\.svc", text)) - {"worker"} == called
 
 
 @pytest.mark.parametrize("text", ["`made_up_field`", "see `why_not`"])

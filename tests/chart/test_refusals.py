@@ -35,6 +35,11 @@ IMPOSSIBLE = {
     "workers: {cpu: {kind: DaemonSet, sockets: {mode: claim, claim: c}}}": "one claim is one node's volume",
     "workers: {cpu: {kind: DaemonSet}}": "set sockets.mode to hostPath, or kind to Deployment",
     LONG + "workers: {cpu: {sockets: {mode: hostPath, path: /var/run/headrace/of/one/team1}}}": "s path would have 108",
+    "workers: {cpu: {sockets: {mode: hostPath, path: /var/lib/kubelet}}}": "may be a directory of others",
+    "coordinator: {env: {HEADRACE_COORDINATOR_LOG_LEVEL: debug}}": "the chart gives: set coordinator.logLevel instead",
+    "workers: {cpu: {env: {HEADRACE_WORKER_NAME: me}}}": "the chart's own: no value changes it",
+    "workers: {cpu: {env: {HEADRACE_COORDINATOR_LAG_S: '9'}}}": "another program's and would change nothing",
+    "data: {env: {HEADRACE_WORKER_THREADS: '9'}}": "a setting of the programs goes into coordinator.env or workers.<class>.env",
     "ipv6: true": "no IPv6 range, so no data could be read",
     "workers: {cpu: {gpus: 1}}": "nothing says on which nodes",
     "workers: {cpu: {engine: dali-gpu, image: {tag: gpu}}}": "works on a GPU, and the pod gets none: set gpus: 1",
@@ -66,6 +71,20 @@ MISSPELT = {
     "workers: {cpu: {env: {HEADRACE_WORKER_LAG: 3}}}": "HEADRACE_WORKER_LAG",
 }
 
+# Passwords in the store's address, where everyone who may read pods would see them.
+IN_THE_OPEN = (
+    "redis://:secret@h", "redis://u:secret@h:6379/0", "rediss://u:a/b@h", "sentinel://:secret@a:1,b:2/m", "redis://h?password=secret",
+    "rediss://h:6380/0?username=u&password=secret", "redis://h/0?PASSWORD=secret", "sentinel://a/m?sentinel_password=secret",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("version", HELMS)
+@pytest.mark.parametrize("url", IN_THE_OPEN)
+def test_no_password_is_taken_in_the_open(url: str, version: str) -> None:
+    result = attempt(f"store: {{mode: external, external: {{url: '{url}'}}}}", version)
+    assert result.returncode != 0
+    assert "put it into a Secret and name that in store.external.passwordSecret" in result.stderr
+
 
 @functools.cache
 def refused(values: str) -> str:
@@ -78,6 +97,32 @@ def refused(values: str) -> str:
 @pytest.mark.parametrize("values", IMPOSSIBLE)
 def test_what_cannot_work_is_refused_with_a_sentence(values: str) -> None:
     assert IMPOSSIBLE[values] in refused(values)
+
+
+# Directories of a node that are somebody else's, or that are written in an odd way, or below which nothing is to be mounted.
+SYSTEM = (
+    "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/srv", "/sys",
+    "/tmp", "/usr", "/var", "/var/lib", "/var/lib/kubelet", "/var/run", "/run/systemd", "/run/containerd",
+    "/run/my-headrace", "/headrace", "/headrace/..", "/run/headrace/..", "/run/headrace/../../etc", "/run/./headrace",
+    "/run//headrace", "/run/headrace/", "/run/headrace/../headrace", "/etc/headrace", "/usr/lib/headrace", "/home/headrace",
+    "/dev/headrace",
+)  # fmt: skip
+OURS = (
+    "/run/headrace", "/var/run/headrace", "/var/lib/team/headrace", "/mnt/nvme0/headrace-b", "/run/headrace/team_1",
+    "/tmp/headrace",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("version", HELMS)
+@pytest.mark.parametrize("mode", ["hostPath", "claim"])
+def test_directories_of_others_are_no_place_for_sockets(version: str, mode: str) -> None:
+    classes = "".join(f"  c{n}: {{sockets: {{mode: {mode}, claim: c, path: {path}}}}}\n" for n, path in enumerate(OURS))
+    result = attempt(f"workers:\n{classes}", version)
+    assert result.returncode == 0, result.stderr
+    # One at a time with one Helm, since the first is said alone; of the other Helm a few.
+    for path in SYSTEM if (version, mode) == (HELMS[-1], "hostPath") else SYSTEM[::12]:
+        said = attempt(f"workers: {{cpu: {{sockets: {{mode: {mode}, claim: c, path: '{path}'}}}}}}", version).stderr
+        assert f"sockets.path {path} may be a directory of others" in said
 
 
 @pytest.mark.parametrize("version", HELMS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import re
 import tarfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,23 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.chart.helm import CHART, HELMS, HIGHEST, NAMESPACE, RELEASE, ROOT, SETS, kubernetes_of, parsed, rendered, run
+from tests.chart.helm import (
+    CHART,
+    HELMS,
+    HIGHEST,
+    NAMESPACE,
+    RELEASE,
+    ROOT,
+    SETS,
+    attempt,
+    containers,
+    kubernetes_of,
+    named,
+    parsed,
+    pods,
+    rendered,
+    run,
+)
 
 # Kinds of others, as packages have them.
 MODELS = {
@@ -155,6 +173,7 @@ def test_every_value_is_in_the_schema_and_has_a_default() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
 
     def names(part: dict[str, Any]) -> dict[str, Any]:
+        part = part.get("allOf", [part])[0]
         target = schema["definitions"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
         return target.get("properties", {})
 
@@ -168,6 +187,81 @@ def test_every_value_is_in_the_schema_and_has_a_default() -> None:
             compare(value, known[key], f"{path}.{key}")
 
     compare(values, schema, "values")
+
+
+def leading(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, value) of every key; what is below `resources` is Kubernetes' own."""
+    for key, value in values.items():
+        yield (*path, key), value
+        if isinstance(value, dict) and key != "resources":
+            yield from leading(value, (*path, key))
+
+
+def nested(paths: Iterable[tuple[str, ...]]) -> str:
+    """Values in which each of these is null, as YAML."""
+    values: dict[str, Any] = {}
+    for *parents, key in paths:
+        at = values
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[key] = None
+    return yaml.safe_dump(values)
+
+
+EMPTY = ("", {}, [])
+PATHS = dict(leading(yaml.safe_load((CHART / "values.yaml").read_text())))
+
+
+@every_set
+@pytest.mark.parametrize("version", HELMS)
+def test_null_is_empty_where_empty_is_the_default(version: str, values: str) -> None:
+    """`tolerations:` with nothing behind it, as one writes it."""
+    given = dict(leading(yaml.safe_load((CHART / f"ci/{values}.yaml").read_text())))
+    null = nested(path for path, value in PATHS.items() if value in EMPTY and path not in given and path[0] != "workers")
+    files = ("-f", str(CHART / f"ci/{values}.yaml"), "-f", "-", "--kube-version", HIGHEST)
+    result = run(version, "template", RELEASE, str(CHART), "-n", NAMESPACE, *files, text=null)
+    assert result.returncode == 0, result.stderr
+    assert parsed(result.stdout) == rendered(values, version)
+
+
+@pytest.mark.parametrize("version", HELMS)
+def test_null_is_refused_by_its_name_where_it_takes_a_default_away(version: str) -> None:
+    """A switch that nobody turned off would be off, or templates would stumble over it."""
+    wanted = {path for path, value in PATHS.items() if value not in EMPTY and path != ("workers", "cpu")}
+    found = set[tuple[str, ...]]()
+    for depth in range(1, max(map(len, wanted)) + 1):
+        # A section that is gone says nothing of what was in it, so sections are tried apart from what they hold.
+        for sections in (True, False):
+            null = {path for path in wanted if len(path) == depth and isinstance(PATHS[path], dict) is sections}
+            if null:
+                said = attempt(nested(null), version).stderr
+                for at, keys in re.findall(r"at '([^']*)': missing propert(?:y|ies) (.*)", said):
+                    found |= {(*at.split("/")[1:], key) for key in re.findall("'([^']*)'", keys)}
+    assert found == wanted
+
+
+@pytest.mark.parametrize("version", HELMS)
+def test_limits_and_requests_may_be_taken_away(version: str) -> None:
+    null = "resources: {limits: null, requests: null}"
+    trainer = f"exampleTrainer: {{enabled: true, dataset: /d, tokenSecret: {{name: t}}, {null}}}"
+    result = attempt(f"store: {{internal: {{{null}}}}}\ncoordinator: {{{null}}}\n{trainer}", version)
+    assert result.returncode == 0, result.stderr
+    objects = parsed(result.stdout)
+    assert "maxmemory " not in named(objects, "ConfigMap", "-store")["data"]["store.conf"]
+    limited = [name for name, _, spec in pods(objects) for c in containers(spec) if c["resources"]]
+    assert {name.rpartition("headrace-")[2] for name in limited} == {"test", "worker-cpu"}
+
+
+@pytest.mark.parametrize("version", HELMS)
+def test_off_needs_no_quotes(version: str) -> None:
+    """YAML makes a boolean of it."""
+    sockets = "workerDefaults: {sockets: {mode: OFF}}\nworkers: {cpu: {sockets: {mode: OFF}}}"
+    text = f"tls: {{mode: OFF}}\ntokens: {{allowPlaintext: true}}\n{sockets}"
+    results = [attempt(text.replace("OFF", word), version) for word in ("'off'", "off")]
+    assert all(result.returncode == 0 for result in results), [result.stderr for result in results]
+    assert parsed(results[0].stdout) == parsed(results[1].stdout)
+    assert "COORDINATOR_TLS_CA" not in results[1].stdout
+    assert "tokens would travel without TLS" in attempt("tls: {mode: off}", version).stderr
 
 
 def test_the_chart_is_of_this_version() -> None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import ssl
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ import redis
 from headrace.testing.certificates import Authority, mount
 from headrace.testing.demo_dataset import make_demo_dataset
 from headrace.testing.processes import ServiceProcess, free_port, start_program, start_service
-from tests.chart.helm import CHART, NAMESPACE, RELEASE, named, of_kind, pods, rendered, with_values
+from tests.chart.helm import CHART, NAMESPACE, RELEASE, named, of_kind, pods, with_values
 
 VALUES = """
 jobs: {batchSize: 16, ranksPerWorker: 2, slots: 3, maxPixels: 1000000}
@@ -228,23 +231,118 @@ def test_a_store_without_a_password_does_not_start(cluster: Cluster, tmp_path: P
     assert "the Secret holds no password for the store: put one under the key" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) is not installed")
-def test_the_nodes_directory_is_prepared_with_two_capabilities(tmp_path: Path) -> None:
-    """The init container's command under its own user, group and capabilities; also when the directory is there already."""
-    spec = next(spec for name, _, spec in pods(rendered("gpu-daemonset")) if "worker" in name)
-    (prepare,) = spec["initContainers"]
-    context, worker = prepare["securityContext"], spec["securityContext"]
-    capabilities = ",".join(["-all", *(f"+{name.lower()}" for name in context["capabilities"]["add"])])
-    user = ["setpriv", "--reuid", str(context["runAsUser"]), "--regid", str(context["runAsGroup"]), "--clear-groups"]
-    place = tmp_path / "headrace"
-    command = [str(place) if word == "/run/headrace" else word for word in prepare["command"]]
-    place.mkdir(mode=0o755)  # as a kubelet makes it
+only_root = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="only root can give directories away, and setpriv (util-linux) lessen it",
+)
+
+
+def as_in_the_pod(context: dict[str, Any], pod: dict[str, Any], command: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command under a container's user, groups and capabilities."""
+    context = {**pod, **context}
+    capabilities = ",".join(["-all", *(f"+{name.lower()}" for name in context["capabilities"].get("add", []))])
+    groups = ",".join(map(str, [*pod["supplementalGroups"], pod["fsGroup"]]))
+    who = ["setpriv", "--reuid", str(context["runAsUser"]), "--regid", str(context["runAsGroup"]), "--groups", groups]
+    who += [f"--bounding-set={capabilities}", "--inh-caps=-all", "--no-new-privs"]
+    return subprocess.run([*who, *command], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def prepare() -> Callable[[Path], subprocess.CompletedProcess[str]]:
+    """The init container of a worker with sockets on the node, for a directory of that node."""
+    objects = with_values("workers: {cpu: {sockets: {mode: hostPath, group: 10050}}}")
+    spec = next(spec for name, _, spec in pods(objects) if name.endswith("-worker-cpu"))
+    (container,) = spec["initContainers"]
+    assert "$$" not in container["command"][2], "Kubernetes would make one of two"
+    return lambda path: as_in_the_pod(
+        container["securityContext"],
+        spec["securityContext"],
+        [str(path) if word == "/run/headrace" else word for word in container["command"]],
+    )
+
+
+@pytest.fixture
+def node() -> Iterator[Path]:
+    """A directory that all may enter, as those of a node: pytest's own are root's alone."""
+    with tempfile.TemporaryDirectory(prefix="node-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def state(path: Path) -> dict[str, tuple[int, int, int]]:
+    """Owner, group and mode of a directory and all that is in it."""
+    found = {each: each.lstat() for each in (path, *path.rglob("*"))}
+    return {str(each): (stat.S_IFMT(s.st_mode) | stat.S_IMODE(s.st_mode), s.st_uid, s.st_gid) for each, s in found.items()}
+
+
+@only_root
+@pytest.mark.parametrize("owner", [0, 10001], ids=["made by a kubelet", "made by hand for the worker"])
+def test_the_worker_gets_a_directory_of_its_own(
+    node: Path, prepare: Callable[[Path], subprocess.CompletedProcess[str]], owner: int
+) -> None:
+    """And opens it to the group itself; a pod that comes later finds it and leaves it as it is."""
+    place = node / "headrace"
+    place.mkdir()
+    os.chown(place, owner, 10050 if owner else 0)
+    place.chmod(0o2750 if owner else 0o755)
+    before = state(place)
+    # Imports first: another user may not be able to read this Python.
+    worker = """
+import os, sys
+from pathlib import Path
+from headrace.worker.socket_dir import prepare
+os.setgroups([10001, 10050]); os.setgid(10001); os.setuid(10001)
+prepare(Path(sys.argv[1]), 10050)
+"""
     for _ in range(2):
-        subprocess.run([*user, f"--bounding-set={capabilities}", "--no-new-privs", *command], check=True, timeout=60)
-        found = place.stat()
-        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (worker["runAsUser"], context["runAsGroup"], 0o2750)
-        assert found.st_gid in worker["supplementalGroups"]
+        done = prepare(place)
+        assert (done.returncode, done.stderr) == (0, "")
+        subprocess.run([sys.executable, "-c", worker, str(place / "sockets")], check=True, timeout=60)
+        assert state(place) == {**before, str(place / "sockets"): (stat.S_IFDIR | 0o2750, 10001, 10050)}
+
+
+@only_root
+@pytest.mark.parametrize("kind", ["another user's", "root's own", "a file", "a link", "a dangling link", "all another user's"])
+def test_nothing_that_is_there_changes_its_owner_or_mode(
+    node: Path, prepare: Callable[[Path], subprocess.CompletedProcess[str]], kind: str
+) -> None:
+    """The container is root on the node: whatever directory is named, it gives away only what it has made."""
+    place, victim = node / "headrace", node / "victim"
+    place.mkdir()
+    victim.mkdir(mode=0o700)
+    (place / "file").write_text("theirs")
+    sockets = place / "sockets"
+    if kind in ("a link", "a dangling link"):
+        sockets.symlink_to(victim if kind == "a link" else node / "nowhere")
+    elif kind == "a file":
+        sockets.write_text("theirs")
+    elif kind != "all another user's":
+        sockets.mkdir(mode=0o755)
+    if kind == "another user's":
+        os.chown(sockets, 1234, 1234)
+    elif kind == "all another user's":
+        os.chown(place, 1234, 1234)
+    before = state(node)
+    done = prepare(place)
+    assert done.returncode == 1
+    assert "nothing was changed: name another directory in sockets.path" in done.stderr
+    told = "belongs to user 1234" if kind == "all another user's" else "is no directory of the worker's user 10001"
+    assert told in done.stderr
+    assert state(node) == before
+
+
+@only_root
+def test_pods_that_come_at_once_agree_on_the_directory(
+    node: Path, prepare: Callable[[Path], subprocess.CompletedProcess[str]]
+) -> None:
+    """Two classes on one node, or an update: none undoes the other's, and nothing else is left."""
+    for n in range(5):
+        place = node / f"headrace-{n}"
+        place.mkdir(mode=0o755)
+        with ThreadPoolExecutor(4) as pool:
+            assert [done.returncode for done in pool.map(prepare, [place] * 4)] == [0] * 4
+        assert [path.name for path in place.iterdir()] == ["sockets"]
+        assert (place / "sockets").stat().st_uid == 10001
 
 
 def run_script(cluster: Cluster, owner: str) -> subprocess.CompletedProcess[str]:
@@ -295,6 +393,23 @@ def test_the_example_trainer_gets_every_batch(cluster: Cluster) -> None:
     assert done.returncode == 0, done.stderr
     assert f"rank 0, epoch 0: {SAMPLES} images" in done.stdout
     assert "grpc" in done.stdout, "the default class offers no sockets"
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="only root may begin a container's processes")
+def test_the_example_trainer_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    """As process 1, for which SIGTERM has no default: else its sidecar would be killed with it, and not drained."""
+    (tmp_path / "headrace.py").write_text("import time\nprint('up', flush=True)\nconnect = lambda _: time.sleep(60)\n")
+    words = ["--coordinator=c", "--dataset=d", "--job=j", "--batch-size=1", "--epochs=1", "--world=1"]
+    command = ["unshare", "--pid", "--fork", sys.executable, str(CHART / "files/scripts/trainer.py"), *words]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as outside:
+        assert outside.stdout is not None
+        if outside.stdout.readline() != "up\n":
+            pytest.skip("this machine lets nobody begin a namespace of processes")
+        (first,) = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
+        time.sleep(0.2)  # the line after the import
+        os.kill(int(first), signal.SIGTERM)
+        assert outside.wait(timeout=10) == 143
 
 
 def test_a_drained_worker_leaves_in_its_time(cluster: Cluster) -> None:

@@ -21,7 +21,7 @@ from headrace.telemetry.settings import load
 from headrace.wire import slot_format
 from headrace.worker.engines import registry
 from headrace.worker.settings import WorkerSettings
-from tests.chart.helm import CHART, SETS, attempt, containers, named, of_kind, pods, rendered, with_values
+from tests.chart.helm import CHART, HELMS, SETS, attempt, containers, named, of_kind, pods, rendered, with_values
 
 PROGRAMS: dict[str, type[BaseSettings]] = {"coordinator": CoordinatorSettings, "worker": WorkerSettings}
 every_set = pytest.mark.parametrize("values", SETS)
@@ -71,6 +71,89 @@ def test_a_variable_that_is_not_there_would_be_found(monkeypatch: pytest.MonkeyP
     changed = {**container, "env": [*container["env"], {"name": "HEADRACE_WORKER_THREAD", "value": "1"}]}
     with pytest.raises(ConfigInvalid, match="HEADRACE_WORKER_THREADS"):
         settings_of(changed, monkeypatch)
+
+
+# Everything that the chart gives to its programs under one set of values or another, as each is given by one of these at least.
+ALL_ON = """
+data: {roots: /data}
+tokens: {allowPlaintext: true}
+store: {mode: external, external: {url: 'rediss://h', passwordSecret: {name: p}, caSecret: {name: c}}}
+workers: {cpu: {sockets: {mode: hostPath}}}
+"""
+# Not given, and refused: secrets in the open, and what a kubelet's probes could not meet.
+NEVER = {
+    f"HEADRACE_{program}_{name}"
+    for program in ("COORDINATOR", "WORKER")
+    for name in ("FLEET_TOKEN", "REQUIRE_CLIENT_CERT_HTTP")
+} | {"HEADRACE_ADMIN_TOKEN", "HEADRACE_COORDINATOR_ADMIN_TOKEN"}
+
+
+def own_variables() -> dict[str, set[str]]:
+    """Names of the variables that the chart gives, by program; the checks' sets are in it as well."""
+    given: dict[str, set[str]] = {"coordinator": set(), "worker": set()}
+    for objects in (with_values(ALL_ON), *map(rendered, SETS)):
+        for container in (c for _, _, spec in pods(objects) for c in containers(spec)):
+            command = container.get("args", [""])[0]
+            if command in given:
+                given[command] |= {item["name"] for item in container["env"]}
+    chosen = {"AWS_REGION", "HEADRACE_COORDINATOR_LAG_S", "HEADRACE_WORKER_READ_DEADLINE_S"}
+    return {command: names - chosen for command, names in given.items()}
+
+
+@pytest.mark.parametrize("version", HELMS)
+def test_what_the_chart_gives_cannot_be_given_twice(version: str) -> None:
+    """Each name is refused in `env`, under the values as they come, and the value that is named instead exists."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values["workers"]["cpu"] = values["workerDefaults"]
+    own = own_variables()
+    assert len(own["coordinator"]) > 15
+    assert len(own["worker"]) > 20
+    for command, holder in (("coordinator", "coordinator"), ("worker", "workers.cpu")):
+        never = {name for name in NEVER if command.upper() in name}
+        # With one Helm all; with the other, which has the same template, some.
+        for name in sorted(own[command] | never)[:: 1 if version == HELMS[-1] else 6]:
+            first, _, second = holder.partition(".")
+            env = {"env": {name: "1"}}
+            said = attempt(yaml.safe_dump({first: {second: env} if second else env}), version).stderr
+            found = re.search(
+                rf"{holder}\.env has {name}, which (?:.*: set ([\w.]+)|is the chart's own: no value changes it)", said
+            )
+            assert found, f"{name}: {said}"
+            if found[1]:
+                at = values
+                for key in found[1].split("."):
+                    at = at[key]
+
+
+def test_checks_of_variables_name_only_what_there_is() -> None:
+    """A setting that is renamed in a program is found here."""
+    checks = (CHART / "templates/_checks.tpl").read_text()
+    (block,) = re.findall(r'define "headrace.ownVariables" -}}(.*?){{- end -}}', checks, re.DOTALL)
+    names = set(re.findall(r"^([A-Z_]+|HEADRACE_{{ \$program }}_[A-Z_]+):", block, re.MULTILINE))
+    assert len(names) > 30
+    known = {f"HEADRACE_{program}_{field}".upper() for program, s in PROGRAMS.items() for field in s.model_fields}
+    for name in names - {"POD_NAME", "POD_IP", "HEADRACE_ADMIN_TOKEN"}:
+        for program in PROGRAMS:
+            assert name.replace("{{ $program }}", program.upper()) in known
+
+
+def test_a_components_own_variable_wins_over_that_of_the_data() -> None:
+    objects = with_values("data: {env: {A: d, B: d}}\nworkers: {cpu: {env: {A: own}}}\ncoordinator: {env: {C: own}}")
+    found = {
+        name.rpartition("headrace-")[2]: {each["name"]: each.get("value") for each in spec["containers"][0].get("env", [])}
+        for name, _, spec in pods(objects)
+    }
+    assert {name: found["worker-cpu"].get(name) for name in "ABC"} == {"A": "own", "B": "d", "C": None}
+    assert {name: found["coordinator"].get(name) for name in "ABC"} == {"A": "d", "B": "d", "C": "own"}
+
+
+@every_set
+def test_no_variable_is_there_twice(values: str) -> None:
+    """The last one would win, and say nothing."""
+    for name, _, spec in pods(rendered(values)):
+        for container in containers(spec):
+            names = [each["name"] for each in container.get("env", [])]
+            assert len(names) == len(set(names)), name
 
 
 @every_set

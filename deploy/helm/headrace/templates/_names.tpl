@@ -76,9 +76,14 @@ same Services, and no class has a dot in its name. Takes (dict "root" $ "name" "
 {{ default (printf "%s-worker.%s.svc" (include "headrace.fullname" .) .Release.Namespace) .Values.tls.workerName }}
 {{- end -}}
 
+{{/* tls.mode; YAML makes false of an `off` without quotes, which is taken for the word. */}}
+{{- define "headrace.tlsMode" -}}
+{{ default "off" .Values.tls.mode }}
+{{- end -}}
+
 {{/* Name of a Secret with certificates. Takes (dict "root" $ "component" "worker"). */}}
 {{- define "headrace.tlsSecret" -}}
-{{- if eq .root.Values.tls.mode "certManager" -}}
+{{- if eq (include "headrace.tlsMode" .root) "certManager" -}}
 {{ include "headrace.fullname" .root }}-{{ .component }}-tls
 {{- else -}}
 {{ index .root.Values.tls.secret .component }}
@@ -86,7 +91,7 @@ same Services, and no class has a dot in its name. Takes (dict "root" $ "name" "
 {{- end -}}
 
 {{- define "headrace.scheme" -}}
-{{ ternary "HTTP" "HTTPS" (eq .Values.tls.mode "off") }}
+{{ ternary "HTTP" "HTTPS" (eq (include "headrace.tlsMode" .) "off") }}
 {{- end -}}
 
 {{- define "headrace.storeUrl" -}}
@@ -97,6 +102,27 @@ memory://
 {{- else -}}
 {{ .Values.store.external.url }}
 {{- end -}}
+{{- end -}}
+
+{{/* What all keys in the store begin with. A store that others may use, too, has one for each release: no namespace has a dot in its
+name, so that no two are alike. */}}
+{{- define "headrace.storePrefix" -}}
+{{- $own := ternary (printf "%s.%s" .Release.Namespace .Release.Name) "headrace" (eq .Values.store.mode "external") -}}
+{{ default $own .Values.store.prefix }}
+{{- end -}}
+
+{{/* Ports of an external store's servers, with commas between: of each address what is behind its last colon, which is not in the
+brackets of an IPv6 address. */}}
+{{- define "headrace.storePorts" -}}
+{{- $url := .Values.store.external.url -}}
+{{- $sentinel := hasPrefix "sentinel://" $url -}}
+{{- $ports := list -}}
+{{- range $address := regexReplaceAll "^[a-z]+://([^/?#]*@)?([^/?#]*).*$" $url "${2}" | splitList "," -}}
+{{- $ports = append $ports (default (ternary "26379" "6379" $sentinel) (regexFind ":[0-9]+$" $address | trimPrefix ":")) -}}
+{{- end -}}
+{{- /* The servers that sentinels name. */ -}}
+{{- if $sentinel -}}{{- $ports = append $ports "6379" -}}{{- end -}}
+{{- $ports | uniq | join "," -}}
 {{- end -}}
 
 {{/* name/key of the store's password as YAML; empty: none. */}}
@@ -120,6 +146,7 @@ key: {{ $.Values.store.external.passwordSecret.key }}
 {{- $classes := dict -}}
 {{- range $name, $own := .Values.workers -}}
 {{- $class := mustMergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy (default dict $own)) -}}
+{{- $_ := set $class.sockets "mode" (default "off" $class.sockets.mode) -}}{{/* as in headrace.tlsMode */}}
 {{- if $class.enabled -}}{{- $_ := set $classes $name $class -}}{{- end -}}
 {{- end -}}
 {{- toYaml $classes -}}

@@ -61,7 +61,7 @@ topologySpreadConstraints:
 
 {{/* Variables of TLS and tokens, the same for both services. Takes (dict "root" $ "prefix" "HEADRACE_WORKER_"). */}}
 {{- define "headrace.securityEnv" -}}
-{{- if ne .root.Values.tls.mode "off" }}
+{{- if ne (include "headrace.tlsMode" .root) "off" }}
 - {name: {{ .prefix }}TLS_CERT, value: /etc/headrace/tls/tls.crt}
 - {name: {{ .prefix }}TLS_KEY, value: /etc/headrace/tls/tls.key}
 - {name: {{ .prefix }}TLS_CA, value: /etc/headrace/tls/ca.crt}
@@ -75,9 +75,9 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* Variables of where data lie. Takes the root. */}}
-{{- define "headrace.dataEnv" -}}
-{{- range $name, $value := .Values.data.env }}
+{{/* Variables that the values name: of where data lie, and a component's own, which win. Takes (dict "root" $ "own" class.env). */}}
+{{- define "headrace.givenEnv" -}}
+{{- range $name, $value := merge (deepCopy (default dict .own)) (default dict .root.Values.data.env) }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end -}}
@@ -92,7 +92,7 @@ envFrom:
 
 {{/* Mounts of TLS, tokens and data. Takes (dict "root" $). The token's volume is `tokens`, so that a pod can have others besides. */}}
 {{- define "headrace.serviceMounts" -}}
-{{- if ne .root.Values.tls.mode "off" }}
+{{- if ne (include "headrace.tlsMode" .root) "off" }}
 - {name: tls, mountPath: /etc/headrace/tls, readOnly: true}
 {{- end }}
 {{- if .root.Values.tokens.secretName }}
@@ -107,7 +107,7 @@ envFrom:
 {{/* Their volumes. Takes (dict "root" $ "component" "worker"). Only the coordinator gets the admin token. */}}
 {{- define "headrace.serviceVolumes" -}}
 {{- $tokens := .root.Values.tokens -}}
-{{- if ne .root.Values.tls.mode "off" }}
+{{- if ne (include "headrace.tlsMode" .root) "off" }}
 - name: tls
   secret:
     secretName: {{ include "headrace.tlsSecret" . }}

@@ -6,8 +6,14 @@ Job.
 
 import argparse
 import os
+import signal
+import sys
 
 import headrace
+
+# Process 1 of a container has no default for SIGTERM: without this it would go on until it is killed, and with it its sidecar,
+# which drains after it.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--coordinator", required=True)

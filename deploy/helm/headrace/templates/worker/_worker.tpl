@@ -40,10 +40,7 @@ env:
   - {name: HEADRACE_WORKER_DATA_ROOTS, value: {{ . | quote }}}
   {{- end }}
   {{- include "headrace.securityEnv" (dict "root" $root "prefix" "HEADRACE_WORKER_") | nindent 2 }}
-  {{- include "headrace.dataEnv" $root | nindent 2 }}
-  {{- range $name, $value := $class.env }}
-  - {name: {{ $name }}, value: {{ $value | quote }}}
-  {{- end }}
+  {{- include "headrace.givenEnv" (dict "root" $root "own" $class.env) | nindent 2 }}
 {{- include "headrace.dataEnvFrom" $root | nindent 0 }}
 ports:
   - {name: batches, containerPort: 7310}
@@ -90,6 +87,11 @@ volumeMounts:
   {{- if ne $class.sockets.mode "off" }}
   - {name: sockets, mountPath: {{ $class.sockets.path }}}
   {{- end }}
+{{- end -}}
+
+{{/* Seconds from SIGTERM to SIGKILL of a pod with a worker in it: the drain, and some to leave. Takes (dict "class" class). */}}
+{{- define "headrace.workerGrace" -}}
+{{ add .class.drainSeconds 15 }}
 {{- end -}}
 
 {{/* Name of the class that a sidecar is like: the first whose engine needs no GPU. Takes (dict "root" $ "classes" classes). */}}
