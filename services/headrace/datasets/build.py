@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -17,7 +18,7 @@ from headrace.core.errors import ConfigInvalid, LabelInvalid, ShardInvalid, Shar
 from headrace.core.masking import mask_address
 from headrace.datasets.edges import edge_hash, edge_ranges
 from headrace.datasets.exclude import Excluded, not_there
-from headrace.datasets.labels import LabelRule, Rule, choose_rule
+from headrace.datasets.labels import LabelRule, Rule, choose_rule, number_names
 from headrace.datasets.layout import Layout, find_layout
 from headrace.datasets.manifest import Manifest, Shard, hash_bytes, store_manifest
 from headrace.datasets.report import IndexReport, Tally, make_manifest
@@ -101,7 +102,12 @@ class _Indexer:
         self._progress(0, len(parts))
         if self._rule.collects_names:  # names get their numbers when all are known, so the entries are kept till then
             scanned = await gather_all(self._scan(part, len(parts)) for part in parts)
-            self._rule = LabelRule(self._rule.rule, _number_names([found for found, _ in scanned]))
+            names = Counter(name for found, _ in scanned for name in found.names if name)
+            self._rule, warning = number_names(self._rule, names)
+            self._tally.warnings += [warning] if warning else []
+            for found, shard in scanned:
+                found.number(self._rule)
+                self._judge(shard.name, found)
             shards = await gather_all(self._write(found, shard) for found, shard in scanned)
         else:
             shards = await gather_all(self._scan_and_write(part, len(parts)) for part in parts)
@@ -153,7 +159,7 @@ class _Indexer:
         self._done += 1
         self._progress(self._done, total)
         size = sum(info.size for info in files)
-        return found, Shard(name, size, len(found.entries), edge, files[0].etag if is_tar else "", "", 0, "")
+        return found, Shard(name, size, 0, edge, files[0].etag if is_tar else "", "", 0, "")
 
     async def _tar(self, info: ObjectInfo) -> tuple[Found, str]:
         storage = self._layout.storage
@@ -180,16 +186,13 @@ class _Indexer:
             found.names = [found.names[i] for i in good]
 
     async def _write(self, found: Found, shard: Shard) -> Shard:
-        for i, name in enumerate(found.names):
-            if name:
-                found.entries[i] = replace(found.entries[i], label=self._rule.classes[name])
         data = encode_index(found.entries, shard.bytes)
         digest = hash_bytes(data)
         path = f"{INDEX_DIRECTORY}/{shard.name}.{digest[:16]}.idx"
         async with self._slots:
             await self._out.put(path, data)
         self._tally.add(shard.name, found, self._rule)
-        return replace(shard, index=path, index_bytes=len(data), index_hash=digest)
+        return replace(shard, samples=len(found.entries), index=path, index_bytes=len(data), index_hash=digest)
 
     async def _finish(self, shards: list[Shard]) -> IndexReport:
         layout, options = self._layout, self._options
@@ -212,11 +215,6 @@ class _Indexer:
             self._tally.warnings.insert(0, stray)
         await store_manifest(self._out, manifest)
         return IndexReport(manifest, options.out or layout.address, self._tally)
-
-
-def _number_names(found: list[Found]) -> dict[str, int]:
-    names = sorted({name for one in found for name in one.names if name})
-    return {name: i for i, name in enumerate(names)}
 
 
 def _names_by_number(classes: Mapping[str, int]) -> list[str]:

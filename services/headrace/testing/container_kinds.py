@@ -208,11 +208,12 @@ def _labels() -> list[ContainerKind]:
         "spaces": b"  7 ",
         "mark": b"\xef\xbb\xbf7",
         "minus": b"-1",
+        "huge": b"9" * 5000,
         "word": b"cat",
         "none": b"",
         "odd": b"\xff",
     }
-    good = {"newline": 7, "spaces": 7, "mark": 7, "minus": -1}
+    good = {"newline": 7, "spaces": 7, "mark": 7}
     members = [part for number, (key, text) in enumerate(texts.items()) for part in sample(key, number, text)]
     samples = {key: number if key in good else "bad_label" for number, key in enumerate(texts)}
 
@@ -221,8 +222,16 @@ def _labels() -> list[ContainerKind]:
 
     return [
         ContainerKind(row, "cls", tar(members), samples, good, says=("'cat'",)),
+        ContainerKind(row, "cls_with_classes", tar(parts("cls", [b"0", b"1", b"2", b"-1"])),
+                      {"k0": 0, "k1": 1, "k2": "bad_label", "k3": "bad_label"}, {"k0": 0, "k1": 1},
+                      options={"classes": {"ant": 0, "bee": 1}}),
         ContainerKind(row, "txt", tar(parts("txt", [b"dog\n", b"ant", b""])),
                       {"k0": 0, "k1": 1, "k2": "bad_label"}, {"k0": 1, "k1": 0}),
+        ContainerKind(row, "txt_of_integers", tar(parts("txt", [b"10", b"2\n", b"0", b"", b"-1", b"%d" % 2**63])),
+                      {"k0": 0, "k1": 1, "k2": 2, "k3": "bad_label", "k4": "bad_label", "k5": "bad_label"},
+                      {"k0": 10, "k1": 2, "k2": 0}),
+        ContainerKind(row, "txt_of_both", tar(parts("txt", [b"10", b"2", b"dog"])), {"k0": 0, "k1": 1, "k2": 2},
+                      {"k0": 0, "k1": 1, "k2": 2}, says=("2 of 3 .txt labels are integers", "'dog'")),
         ContainerKind(row, "json", tar(parts("json", [b'{"a": 1}', b"3", b"{", b"[" * 5000])),
                       {"k0": 0, "k1": 1, "k2": "bad_label", "k3": "bad_label"}),
         ContainerKind(row, "json_with_classes", tar(parts("json", [b'{"label": "ant"}', b'"bee"', b"1", b'"x"'])),
