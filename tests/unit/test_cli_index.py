@@ -67,6 +67,18 @@ def test_errors_are_one_line_and_exit_status_1(tmp_path: Path, name: str, conten
     assert len(result.stderr.strip().splitlines()) == 1 and "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("flags", [("",), ("data", "--out", ""), ("data", "--classes", ""), ("data", "--exclude", "")])
+def test_an_empty_argument_is_an_unset_variable_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    write_dataset(tmp_path / "data", 1, 3)
+    (tmp_path / "x.jpg").write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+    result = run(*flags)
+    assert result.exit_code == 1 and len(result.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.rglob("manifest*"))
+
+
 def test_a_class_list_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"cat": "one"}')
     for path in (tmp_path / "nowhere", tmp_path / "bad.json"):

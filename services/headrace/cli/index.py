@@ -31,7 +31,7 @@ SHOWN = 5  # bad samples and warnings that are printed; the rest is counted
 
 @click.command()
 @click.argument("address")
-@click.option("--out", default="", help="Where to write manifest and indexes. [default: beside the data]")
+@click.option("--out", help="Where to write manifest and indexes. [default: beside the data]")
 @click.option("--labels", type=click.Choice(RULES), default="auto", show_default=True, help="Where a label comes from.")
 @click.option("--classes", type=click.Path(path_type=Path), help="Class names: one a line, a JSON list, or JSON name: number.")
 @click.option(
@@ -48,7 +48,7 @@ SHOWN = 5  # bad samples and warnings that are printed; the rest is counted
 @click.option("--batch-size", default=256, show_default=True, help="Batch size for which reads and classes are told.")
 @click.option("--parallel", default=16, show_default=True, type=click.IntRange(1, 1024), help="Shards at a time.")
 def index(
-    address: str, *, out: str, labels: str, classes: Path | None, exclude: Path | None, batch_size: int, **options: Any
+    address: str, *, out: str | None, labels: str, classes: Path | None, exclude: Path | None, batch_size: int, **options: Any
 ) -> None:
     """Index the WebDataset tars or the image folder at ADDRESS, and write its manifest.
 
@@ -65,7 +65,7 @@ def index(
         labels=labels,  # type: ignore[arg-type]
         classes=parse_classes(_read(classes)) if classes else {},
         exclude=parse_exclusions(_read(exclude)) if exclude else frozenset(),
-        out=out,
+        out=_given(out, "--out"),
         **options,
     )
     console = Console()
@@ -119,6 +119,13 @@ async def _preview(address: str, manifest: Manifest, batch_size: int) -> _Previe
     by_chance = manifest.num_classes * (1 - (1 - 1 / manifest.num_classes) ** batch_size)
     text = f"{reads} reads, {round(classes)} of {manifest.num_classes} classes"
     return _Preview(text, classes >= ENOUGH_CLASSES * by_chance)
+
+
+def _given(value: str | None, flag: str) -> str:
+    """An address that may be left out, but not be empty: that is a shell variable that is not set."""
+    if value is not None and not value.strip():
+        raise ConfigInvalid(f"{flag} is empty, as of a shell variable that is not set: name a directory, or leave {flag} out")
+    return value or ""
 
 
 def _read(path: Path) -> str:
