@@ -67,6 +67,23 @@ def test_errors_are_one_line_and_exit_status_1(tmp_path: Path, name: str, conten
     assert len(result.stderr.strip().splitlines()) == 1 and "Traceback" not in result.output
 
 
+def test_no_labels_and_files_left_out_are_told(tmp_path: Path) -> None:
+    for name in ("x.jpg", "y", "z.md"):
+        (tmp_path / name).write_bytes(b"x")
+    result = run(tmp_path)
+    assert result.exit_code == 0 and "labels    none" in result.output
+    assert "note: there are no labels" in result.output and "note: 2 files are left out" in result.output
+
+
+def test_a_data_set_without_a_usable_sample_exits_with_1_and_keeps_the_manifest(tmp_path: Path) -> None:
+    write_dataset(tmp_path, 1, 20)
+    assert run(tmp_path).exit_code == 0
+    pointer = (tmp_path / "manifest.json").read_text()
+    result = run(tmp_path, "--labels", "txt")
+    assert result.exit_code == 1 and "20 missing_part" in result.stderr and "--labels" in result.stderr
+    assert (tmp_path / "manifest.json").read_text() == pointer
+
+
 @pytest.mark.parametrize("flags", [("",), ("data", "--out", ""), ("data", "--classes", ""), ("data", "--exclude", "")])
 def test_an_empty_argument_is_an_unset_variable_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]

@@ -136,6 +136,14 @@ def _read(path: Path) -> str:
         raise ConfigInvalid(f"{path} cannot be read: {error}", path=str(path)) from error
 
 
+def _labels(manifest: Manifest) -> str:
+    if manifest.label_kind == "json":
+        return "json"
+    if manifest.label_kind == "int" and not manifest.num_classes:
+        return "none"
+    return f"{manifest.label_kind}, {manifest.num_classes} classes"
+
+
 def _print(console: Console, report: IndexReport, where: str, batch_size: int, preview: _Preview) -> None:
     from rich.table import Table
 
@@ -146,7 +154,7 @@ def _print(console: Console, report: IndexReport, where: str, batch_size: int, p
         "kind": manifest.kind,
         "shards": f"{len(manifest.shards)}",
         "samples": f"{manifest.samples}",
-        "labels": f"{manifest.label_kind}, {manifest.num_classes} classes" if manifest.label_kind != "json" else "json",
+        "labels": _labels(manifest),
         "bytes": f"{sum(shard.bytes for shard in manifest.shards):,}",
         "bad": f"{bad or 'none found without decoding'}{' (left out)' if bad and not manifest.bad else ''}",
         "excluded": f"{tally.excluded}" if tally.excluded else "",
@@ -160,6 +168,8 @@ def _print(console: Console, report: IndexReport, where: str, batch_size: int, p
     console.print(table)
     for shard, key, reason, detail in tally.details[:SHOWN]:
         console.print(printable(f"bad: {key} in {shard}: {reason} ({detail})"), markup=False, highlight=False)
+    for note in tally.notes:
+        console.print(printable(f"note: {note}"), markup=False, highlight=False)
     for warning in tally.warnings[:SHOWN]:
         console.print(printable(f"warning: {warning}"), markup=False, highlight=False)
     hidden = max(0, sum(tally.bad.values()) - SHOWN), max(0, len(tally.warnings) - SHOWN)

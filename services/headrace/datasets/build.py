@@ -21,7 +21,7 @@ from headrace.datasets.exclude import Excluded, not_there
 from headrace.datasets.labels import LabelRule, Rule, choose_rule, number_names
 from headrace.datasets.layout import Layout, find_layout
 from headrace.datasets.manifest import Manifest, Shard, hash_bytes, store_manifest
-from headrace.datasets.report import IndexReport, Tally, make_manifest
+from headrace.datasets.report import IndexReport, Tally, check_usable, make_manifest, tell_labels
 from headrace.datasets.scan import Found, folder_entries, scan_tar, tar_entries
 from headrace.datasets.shard_index import encode_index
 from headrace.datasets.storage import ObjectInfo, ObjectMissing, Storage, local_path, open_storage
@@ -98,7 +98,8 @@ class _Indexer:
 
     async def run(self) -> IndexReport:
         parts = self._parts()
-        self._rule = LabelRule(await self._choose_rule(), self._classes())
+        rule = await self._choose_rule()
+        self._rule = LabelRule(rule, self._classes() if rule != "none" else {})
         self._progress(0, len(parts))
         if self._rule.collects_names:  # names get their numbers when all are known, so the entries are kept till then
             scanned = await gather_all(self._scan(part, len(parts)) for part in parts)
@@ -111,8 +112,6 @@ class _Indexer:
             shards = await gather_all(self._write(found, shard) for found, shard in scanned)
         else:
             shards = await gather_all(self._scan_and_write(part, len(parts)) for part in parts)
-        if not self._tally.samples:
-            raise ShardInvalid(f"no samples in {self._layout.storage.address}: check the address and --exclude")
         return await self._finish(shards)
 
     def _parts(self) -> list[Part]:
@@ -196,6 +195,8 @@ class _Indexer:
 
     async def _finish(self, shards: list[Shard]) -> IndexReport:
         layout, options = self._layout, self._options
+        check_usable(self._tally, layout.storage.address)
+        tell_labels(self._tally, self._rule)
         root = ""
         if options.out:
             path = local_path(layout.address)
@@ -211,6 +212,7 @@ class _Indexer:
             checksums=options.checksums,
         )
         self._tally.warnings += layout.warnings
+        self._tally.notes += layout.notes
         if stray := not_there(self._exclude, self._tally.matched):
             self._tally.warnings.insert(0, stray)
         await store_manifest(self._out, manifest)

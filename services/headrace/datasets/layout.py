@@ -9,25 +9,28 @@ from dataclasses import dataclass, field
 from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, ShardInvalid, ShardMissing
 from headrace.core.masking import mask_address
-from headrace.datasets.manifest import Kind
+from headrace.datasets.manifest import Kind, is_manifest
 from headrace.datasets.scan import is_image_path
 from headrace.datasets.storage import ObjectInfo, ObjectMissing, Storage, local_path, open_storage, split_address
 from headrace.datasets.tasks import gather_all
 
 _COMPRESSED = (".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4", ".tgz", ".tbz2", ".txz", ".tzst")
 _UNPACK = "unpack it, since a compressed tar cannot be read by range"
+_SHOWN = 5  # names of files that are left out
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 @dataclass(slots=True)
 class Layout:
-    """A data set's files. address: of the directory that holds them. files: tars, or images, sorted by path."""
+    """A data set's files. address: of the directory that holds them. files: tars, or images, sorted by path. notes: what is to
+    be known and no fault."""
 
     address: str
     storage: Storage
     kind: Kind
     files: list[ObjectInfo]
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 async def find_layout(address: str) -> Layout:
@@ -64,7 +67,8 @@ def _listed(address: str, storage: Storage, files: list[ObjectInfo]) -> Layout:
             warnings.append(f"{len(compressed)} compressed tars are left out, first {compressed[0]!r}: {_UNPACK}")
         return Layout(address, storage, "webdataset", tars, warnings)
     if images:
-        return Layout(address, storage, "folder", images)
+        others = [info.path for info in files if not (is_image_path(info.path) or is_manifest(info.path.rpartition("/")[2]))]
+        return Layout(address, storage, "folder", images, notes=_left_out(others))
     if compressed:
         raise ShardInvalid(
             f"no tar and no image, but {len(compressed)} compressed tars at {mask_address(address)}, first {compressed[0]!r}:"
@@ -72,9 +76,17 @@ def _listed(address: str, storage: Storage, files: list[ObjectInfo]) -> Layout:
             shard=compressed[0],
         )
     raise ShardMissing(
-        f"no tar and no image among {len(files)} files at {mask_address(address)}; links and hidden names are not followed",
+        f"no tar and no image among {len(files)} files at {mask_address(address)}: their names would end in .tar, or like an"
+        " image's (.jpg, .png, ...); links and hidden names are not followed",
         address=mask_address(address),
     )
+
+
+def _left_out(paths: list[str]) -> list[str]:
+    if not paths:
+        return []
+    names = ", ".join(map(repr, paths[:_SHOWN])) + (", ..." if len(paths) > _SHOWN else "")
+    return [f"{len(paths)} files are left out, as their names do not end like an image's (.jpg, .png, ...): {names}"]
 
 
 def _is_tar(name: str) -> bool:

@@ -35,7 +35,7 @@ ROWS: dict[str, str] = {
     "links, devices, sparse files": "never followed; reported; a sample that lacks its image for that is `missing_part`",
     "names that lead out": "a key is a text, never a path: nothing is opened or written by it",
     "sizes that are none": "a member that claims more than the file holds is the shard's cut",
-    "image folders": "a file is a sample, its path the key, its directory the class",
+    "image folders": "a file named like an image is a sample, its path the key, its directory the class",
 }
 
 
@@ -196,6 +196,8 @@ def _parts() -> list[ContainerKind]:
         ContainerKind(row, "skipped", tar([*full, ("x.png", picture(7))]), _good(2), options={"bad": "skip"}),
         ContainerKind(row, "fails", tar([*full, ("x.png", picture(7))]), says=("'x'", "--bad"), error=ShardInvalid,
                       options={"bad": "fail"}),
+        ContainerKind(row, "no_label_at_all", tar([("x.png", picture(7)), ("y.png", picture(8))]), error=ShardInvalid,
+                      says=("none of 2 samples", "no .cls part", "--labels"), options={"labels": "cls"}),
         ContainerKind(row, "several_images", tar([*full, ("x.seg.png", picture(7)), ("x.png", picture(8)), ("x.cls", b"1")]),
                       {**_good(2), "x": 8}),
     ]  # fmt: skip
@@ -346,6 +348,7 @@ def _folders() -> list[ContainerKind]:
         ContainerKind(row, "classes", files(named), samples, {"cat/1.png": 0, "dog/1.png": 1, "dog/2.JPEG": 1}),
         ContainerKind(row, "empty_file", files({**named, "cat/0.png": b""}), {**samples, "cat/0.png": "empty"}),
         ContainerKind(row, "links", linked, samples),
+        ContainerKind(row, "other_names", files({**named, "dog/4": picture(4), "cat/.5.png": picture(5)}), samples),
         ContainerKind(row, "no_folders", files({"a.b.png": picture(4), "a.png": picture(5)}), {"a.b.png": 4, "a.png": 5}),
     ]
 
