@@ -67,6 +67,20 @@ def test_errors_are_one_line_and_exit_status_1(tmp_path: Path, name: str, conten
     assert len(result.stderr.strip().splitlines()) == 1 and "Traceback" not in result.output
 
 
+def test_train_and_val_in_one_directory_do_not_take_each_others_manifest(tmp_path: Path) -> None:
+    for name in ("train-000.tar", "val-000.tar"):
+        write_tar(tmp_path / name, [("a.jpg", b"x"), ("a.cls", b"1")])
+    assert run(tmp_path / "train-{000..000}.tar").exit_code == 0
+    pointer = (tmp_path / "manifest.json").read_text()
+    refused = run(tmp_path / "val-{000..000}.tar")
+    assert refused.exit_code == 1 and "train-000.tar" in refused.stderr and "--out" in refused.stderr
+    assert (tmp_path / "manifest.json").read_text() == pointer
+    assert run(tmp_path / "val-{000..000}.tar", "--out", tmp_path / "val").exit_code == 0
+    assert (tmp_path / "manifest.json").read_text() == pointer
+    assert run(tmp_path / "val-{000..000}.tar", "--replace").exit_code == 0
+    assert (tmp_path / "manifest.json").read_text() != pointer
+
+
 def test_no_labels_and_files_left_out_are_told(tmp_path: Path) -> None:
     for name in ("x.jpg", "y", "z.md"):
         (tmp_path / name).write_bytes(b"x")

@@ -31,7 +31,8 @@ SHOWN = 5  # bad samples and warnings that are printed; the rest is counted
 
 @click.command()
 @click.argument("address")
-@click.option("--out", help="Where to write manifest and indexes. [default: beside the data]")
+@click.option("--out", help="Where to write manifest and indexes; jobs name this. [default: beside the data]")
+@click.option("--replace", is_flag=True, help="Write the manifest also where the one there is of other data.")
 @click.option("--labels", type=click.Choice(RULES), default="auto", show_default=True, help="Where a label comes from.")
 @click.option("--classes", type=click.Path(path_type=Path), help="Class names: one a line, a JSON list, or JSON name: number.")
 @click.option(

@@ -21,6 +21,7 @@ from headrace.datasets.exclude import Excluded, not_there
 from headrace.datasets.labels import LabelRule, Rule, choose_rule, number_names
 from headrace.datasets.layout import Layout, find_layout
 from headrace.datasets.manifest import Manifest, Shard, hash_bytes, store_manifest
+from headrace.datasets.pointer import check_pointer
 from headrace.datasets.report import IndexReport, Tally, check_usable, make_manifest, tell_labels
 from headrace.datasets.scan import Found, folder_entries, scan_tar, tar_entries
 from headrace.datasets.shard_index import encode_index
@@ -40,7 +41,8 @@ class IndexOptions:
     labels: rule, or `auto` to choose by what is there. classes: class name -> number; empty to collect and sort names.
     exclude: keys to leave out, or (shard, key). bad: samples found bad are kept (and substituted in training, each time
     counted), skipped, or fail the indexing. checksums: read all bytes once and keep a CRC-32 of each image. out: where to
-    write, empty for beside the data. slice_files: files of a slice of an image folder. parallel: shards at a time.
+    write, empty for beside the data. replace: also where the manifest there is of other data. slice_files: files of a slice of
+    an image folder. parallel: shards at a time.
     """
 
     labels: Rule | Literal["auto"] = "auto"
@@ -49,6 +51,7 @@ class IndexOptions:
     bad: BadPolicy = "keep"
     checksums: bool = False
     out: str = ""
+    replace: bool = False
     slice_files: int = 4096
     parallel: int = 16
 
@@ -65,8 +68,8 @@ async def build_index(address: str, options: IndexOptions | None = None, progres
 async def build_report(address: str, options: IndexOptions | None = None, progress: Progress | None = None) -> IndexReport:
     """Index the data set at `address`: a directory or prefix, one tar, or tars by braces (`a-{000..146}.tar`).
 
-    Raises ShardMissing (nothing there), ShardInvalid (a shard that is empty or no tar), LabelInvalid, ConfigInvalid, DiskFull
-    or SourceUnavailable; then no manifest is written.
+    Raises ShardMissing (nothing there), ShardInvalid (a shard that is empty or no tar, or no usable sample), LabelInvalid,
+    ConfigInvalid (also for a place with a manifest of other data), DiskFull or SourceUnavailable; then no manifest is written.
     """
     options = options or IndexOptions()
     if local_path(address) is None and "@" in urlsplit(address).netloc and options.out:
@@ -97,6 +100,7 @@ class _Indexer:
             self._exclude = frozenset(entry if isinstance(entry, str) else entry[1] for entry in options.exclude)
 
     async def run(self) -> IndexReport:
+        await self._check_pointer()  # before all is read for nothing
         parts = self._parts()
         rule = await self._choose_rule()
         self._rule = LabelRule(rule, self._classes() if rule != "none" else {})
@@ -113,6 +117,11 @@ class _Indexer:
         else:
             shards = await gather_all(self._scan_and_write(part, len(parts)) for part in parts)
         return await self._finish(shards)
+
+    async def _check_pointer(self) -> list[str]:
+        if self._options.replace:
+            return []
+        return await check_pointer(self._options.out or self._layout.address, self._layout)
 
     def _parts(self) -> list[Part]:
         files, step = self._layout.files, self._options.slice_files
@@ -215,6 +224,7 @@ class _Indexer:
         self._tally.notes += layout.notes
         if stray := not_there(self._exclude, self._tally.matched):
             self._tally.warnings.insert(0, stray)
+        self._tally.notes += await self._check_pointer()  # again, since others may have indexed meanwhile
         await store_manifest(self._out, manifest)
         return IndexReport(manifest, options.out or layout.address, self._tally)
 
