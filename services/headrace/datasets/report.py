@@ -97,7 +97,7 @@ def tell_labels(tally: Tally, rule: LabelRule) -> None:
             " from a folder for each class"
         )
     if rule.rule == "folder" and len(numbers := [label for label in tally.labels if label >= 0]) == 1:
-        name = next(name for name, number in rule.classes.items() if number == numbers[0])
+        name = next((name for name, number in rule.classes.items() if number == numbers[0]), f"{numbers[0]}")
         tally.warnings.append(
             f"all samples are of one class, {name!r}: the class is the folder that a file itself lies in. For classes, move the"
             " files up into a folder for each; for no labels say --labels none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from headrace.core.errors import ShardInvalid
 from headrace.datasets.build import IndexOptions, build_index, build_report
+from headrace.datasets.scan import IMAGE_EXTENSIONS
 from headrace.testing.tars import write_tar
 
 
@@ -74,6 +76,12 @@ async def test_files_that_are_left_out_are_counted_and_some_are_named(tmp_path: 
         assert "'k0/img00'" in notes[0] and ".DS_Store" not in notes[0]
 
 
+def test_the_page_names_the_endings_of_images() -> None:
+    page = (Path(__file__).parents[3] / "docs/decode_contract.md").read_text()
+    sentence = page.partition("that end in ")[2].partition(", in\n")[0]
+    assert set(re.findall(r"\.(\w+)", sentence)) == IMAGE_EXTENSIONS
+
+
 async def test_an_image_folder_as_it_should_be_needs_no_word(tmp_path: Path) -> None:
     write_files(tmp_path, "a/1.jpg", "b/1.jpg")
     tally = (await build_report(str(tmp_path))).tally
@@ -86,6 +94,12 @@ async def test_one_folder_for_all_is_warned_of(tmp_path: Path, names: tuple[str,
     assert any("of one class, 'images'" in said for said in (await build_report(str(tmp_path))).tally.warnings)
     report = await build_report(str(tmp_path), IndexOptions(labels="none"))
     assert not report.tally.warnings, "no classes are wanted"
+
+
+async def test_a_folder_that_is_a_number_of_the_class_list_is_named_so(tmp_path: Path) -> None:
+    write_files(tmp_path, "3/1.jpg", "3/2.jpg")
+    report = await build_report(str(tmp_path), IndexOptions(classes={"dog": 7}))
+    assert any("of one class, '3'" in said for said in report.tally.warnings)
 
 
 @pytest.mark.parametrize(
