@@ -18,7 +18,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from obstore.store import from_url
 
-from headrace.core.errors import AccessDenied, ManifestMissing, ShardChanged, ShardMissing, SourceUnavailable
+from headrace.core.errors import AccessDenied, ConfigInvalid, ManifestMissing, ShardChanged, ShardMissing, SourceUnavailable
 from headrace.datasets.build import IndexOptions, build_index
 from headrace.datasets.scan import scan_tar
 from headrace.datasets.storage import open_storage
@@ -73,6 +73,9 @@ async def test_index_and_read_by_range(s3: str, tmp_path: Path) -> None:
     again = await source.read([3, 4, 5])
     assert again.requests == 1 and again.read_bytes < 10_000
     await source.close()
+    with pytest.raises(ConfigInvalid, match="of other data"):
+        await build_index(f"{s3}/train/shard-0001.tar")
+    assert await build_index(f"{s3}/train/", IndexOptions(checksums=True)) == manifest, "a slash makes no other data"
 
 
 async def test_an_image_folder(s3: str, tmp_path: Path) -> None:

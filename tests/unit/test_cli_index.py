@@ -67,6 +67,49 @@ def test_errors_are_one_line_and_exit_status_1(tmp_path: Path, name: str, conten
     assert len(result.stderr.strip().splitlines()) == 1 and "Traceback" not in result.output
 
 
+def test_train_and_val_in_one_directory_do_not_take_each_others_manifest(tmp_path: Path) -> None:
+    for name in ("train-000.tar", "val-000.tar"):
+        write_tar(tmp_path / name, [("a.jpg", b"x"), ("a.cls", b"1")])
+    assert run(tmp_path / "train-{000..000}.tar").exit_code == 0
+    pointer = (tmp_path / "manifest.json").read_text()
+    refused = run(tmp_path / "val-{000..000}.tar")
+    assert refused.exit_code == 1 and "train-000.tar" in refused.stderr and "--out" in refused.stderr
+    assert (tmp_path / "manifest.json").read_text() == pointer
+    assert run(tmp_path / "val-{000..000}.tar", "--out", tmp_path / "val").exit_code == 0
+    assert (tmp_path / "manifest.json").read_text() == pointer
+    assert run(tmp_path / "val-{000..000}.tar", "--replace").exit_code == 0
+    assert (tmp_path / "manifest.json").read_text() != pointer
+
+
+def test_no_labels_and_files_left_out_are_told(tmp_path: Path) -> None:
+    for name in ("x.jpg", "y", "z.md"):
+        (tmp_path / name).write_bytes(b"x")
+    result = run(tmp_path)
+    assert result.exit_code == 0 and "labels    none" in result.output
+    assert "note: there are no labels" in result.output and "note: 2 files are left out" in result.output
+
+
+def test_a_data_set_without_a_usable_sample_exits_with_1_and_keeps_the_manifest(tmp_path: Path) -> None:
+    write_dataset(tmp_path, 1, 20)
+    assert run(tmp_path).exit_code == 0
+    pointer = (tmp_path / "manifest.json").read_text()
+    result = run(tmp_path, "--labels", "txt")
+    assert result.exit_code == 1 and "20 missing_part" in result.stderr and "--labels" in result.stderr
+    assert (tmp_path / "manifest.json").read_text() == pointer
+
+
+@pytest.mark.parametrize("flags", [("",), ("data", "--out", ""), ("data", "--classes", ""), ("data", "--exclude", "")])
+def test_an_empty_argument_is_an_unset_variable_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    write_dataset(tmp_path / "data", 1, 3)
+    (tmp_path / "x.jpg").write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+    result = run(*flags)
+    assert result.exit_code == 1 and len(result.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.rglob("manifest*"))
+
+
 def test_a_class_list_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"cat": "one"}')
     for path in (tmp_path / "nowhere", tmp_path / "bad.json"):

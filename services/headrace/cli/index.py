@@ -31,7 +31,8 @@ SHOWN = 5  # bad samples and warnings that are printed; the rest is counted
 
 @click.command()
 @click.argument("address")
-@click.option("--out", default="", help="Where to write manifest and indexes. [default: beside the data]")
+@click.option("--out", help="Where to write manifest and indexes; jobs name this. [default: beside the data]")
+@click.option("--replace", is_flag=True, help="Write the manifest also where the one there is of other data.")
 @click.option("--labels", type=click.Choice(RULES), default="auto", show_default=True, help="Where a label comes from.")
 @click.option("--classes", type=click.Path(path_type=Path), help="Class names: one a line, a JSON list, or JSON name: number.")
 @click.option(
@@ -48,7 +49,7 @@ SHOWN = 5  # bad samples and warnings that are printed; the rest is counted
 @click.option("--batch-size", default=256, show_default=True, help="Batch size for which reads and classes are told.")
 @click.option("--parallel", default=16, show_default=True, type=click.IntRange(1, 1024), help="Shards at a time.")
 def index(
-    address: str, *, out: str, labels: str, classes: Path | None, exclude: Path | None, batch_size: int, **options: Any
+    address: str, *, out: str | None, labels: str, classes: Path | None, exclude: Path | None, batch_size: int, **options: Any
 ) -> None:
     """Index the WebDataset tars or the image folder at ADDRESS, and write its manifest.
 
@@ -65,7 +66,7 @@ def index(
         labels=labels,  # type: ignore[arg-type]
         classes=parse_classes(_read(classes)) if classes else {},
         exclude=parse_exclusions(_read(exclude)) if exclude else frozenset(),
-        out=out,
+        out=_given(out, "--out"),
         **options,
     )
     console = Console()
@@ -121,12 +122,27 @@ async def _preview(address: str, manifest: Manifest, batch_size: int) -> _Previe
     return _Preview(text, classes >= ENOUGH_CLASSES * by_chance)
 
 
+def _given(value: str | None, flag: str) -> str:
+    """An address that may be left out, but not be empty: that is a shell variable that is not set."""
+    if value is not None and not value.strip():
+        raise ConfigInvalid(f"{flag} is empty, as of a shell variable that is not set: name a directory, or leave {flag} out")
+    return value or ""
+
+
 def _read(path: Path) -> str:
     try:
         limits.at_most(path.stat().st_size, limits.LIST_BYTES, f"bytes in {path}", ConfigInvalid)
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"{path} cannot be read: {error}", path=str(path)) from error
+
+
+def _labels(manifest: Manifest) -> str:
+    if manifest.label_kind == "json":
+        return "json"
+    if manifest.label_kind == "int" and not manifest.num_classes:
+        return "none"
+    return f"{manifest.label_kind}, {manifest.num_classes} classes"
 
 
 def _print(console: Console, report: IndexReport, where: str, batch_size: int, preview: _Preview) -> None:
@@ -139,7 +155,7 @@ def _print(console: Console, report: IndexReport, where: str, batch_size: int, p
         "kind": manifest.kind,
         "shards": f"{len(manifest.shards)}",
         "samples": f"{manifest.samples}",
-        "labels": f"{manifest.label_kind}, {manifest.num_classes} classes" if manifest.label_kind != "json" else "json",
+        "labels": _labels(manifest),
         "bytes": f"{sum(shard.bytes for shard in manifest.shards):,}",
         "bad": f"{bad or 'none found without decoding'}{' (left out)' if bad and not manifest.bad else ''}",
         "excluded": f"{tally.excluded}" if tally.excluded else "",
@@ -153,6 +169,8 @@ def _print(console: Console, report: IndexReport, where: str, batch_size: int, p
     console.print(table)
     for shard, key, reason, detail in tally.details[:SHOWN]:
         console.print(printable(f"bad: {key} in {shard}: {reason} ({detail})"), markup=False, highlight=False)
+    for note in tally.notes:
+        console.print(printable(f"note: {note}"), markup=False, highlight=False)
     for warning in tally.warnings[:SHOWN]:
         console.print(printable(f"warning: {warning}"), markup=False, highlight=False)
     hidden = max(0, sum(tally.bad.values()) - SHOWN), max(0, len(tally.warnings) - SHOWN)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -17,10 +18,11 @@ from headrace.core.errors import ConfigInvalid, LabelInvalid, ShardInvalid, Shar
 from headrace.core.masking import mask_address
 from headrace.datasets.edges import edge_hash, edge_ranges
 from headrace.datasets.exclude import Excluded, not_there
-from headrace.datasets.labels import LabelRule, Rule, choose_rule
+from headrace.datasets.labels import LabelRule, Rule, choose_rule, number_names
 from headrace.datasets.layout import Layout, find_layout
 from headrace.datasets.manifest import Manifest, Shard, hash_bytes, store_manifest
-from headrace.datasets.report import IndexReport, Tally, make_manifest
+from headrace.datasets.pointer import check_pointer
+from headrace.datasets.report import IndexReport, Tally, check_usable, make_manifest, tell_labels
 from headrace.datasets.scan import Found, folder_entries, scan_tar, tar_entries
 from headrace.datasets.shard_index import encode_index
 from headrace.datasets.storage import ObjectInfo, ObjectMissing, Storage, local_path, open_storage
@@ -39,7 +41,8 @@ class IndexOptions:
     labels: rule, or `auto` to choose by what is there. classes: class name -> number; empty to collect and sort names.
     exclude: keys to leave out, or (shard, key). bad: samples found bad are kept (and substituted in training, each time
     counted), skipped, or fail the indexing. checksums: read all bytes once and keep a CRC-32 of each image. out: where to
-    write, empty for beside the data. slice_files: files of a slice of an image folder. parallel: shards at a time.
+    write, empty for beside the data. replace: also where the manifest there is of other data. slice_files: files of a slice of
+    an image folder. parallel: shards at a time.
     """
 
     labels: Rule | Literal["auto"] = "auto"
@@ -48,6 +51,7 @@ class IndexOptions:
     bad: BadPolicy = "keep"
     checksums: bool = False
     out: str = ""
+    replace: bool = False
     slice_files: int = 4096
     parallel: int = 16
 
@@ -64,8 +68,8 @@ async def build_index(address: str, options: IndexOptions | None = None, progres
 async def build_report(address: str, options: IndexOptions | None = None, progress: Progress | None = None) -> IndexReport:
     """Index the data set at `address`: a directory or prefix, one tar, or tars by braces (`a-{000..146}.tar`).
 
-    Raises ShardMissing (nothing there), ShardInvalid (a shard that is empty or no tar), LabelInvalid, ConfigInvalid, DiskFull
-    or SourceUnavailable; then no manifest is written.
+    Raises ShardMissing (nothing there), ShardInvalid (a shard that is empty or no tar, or no usable sample), LabelInvalid,
+    ConfigInvalid (also for a place with a manifest of other data), DiskFull or SourceUnavailable; then no manifest is written.
     """
     options = options or IndexOptions()
     if local_path(address) is None and "@" in urlsplit(address).netloc and options.out:
@@ -96,18 +100,28 @@ class _Indexer:
             self._exclude = frozenset(entry if isinstance(entry, str) else entry[1] for entry in options.exclude)
 
     async def run(self) -> IndexReport:
+        await self._check_pointer()  # before all is read for nothing
         parts = self._parts()
-        self._rule = LabelRule(await self._choose_rule(), self._classes())
+        rule = await self._choose_rule()
+        self._rule = LabelRule(rule, self._classes() if rule != "none" else {})
         self._progress(0, len(parts))
         if self._rule.collects_names:  # names get their numbers when all are known, so the entries are kept till then
             scanned = await gather_all(self._scan(part, len(parts)) for part in parts)
-            self._rule = LabelRule(self._rule.rule, _number_names([found for found, _ in scanned]))
+            names = Counter(name for found, _ in scanned for name in found.names if name)
+            self._rule, warning = number_names(self._rule, names)
+            self._tally.warnings += [warning] if warning else []
+            for found, shard in scanned:
+                found.number(self._rule)
+                self._judge(shard.name, found)
             shards = await gather_all(self._write(found, shard) for found, shard in scanned)
         else:
             shards = await gather_all(self._scan_and_write(part, len(parts)) for part in parts)
-        if not self._tally.samples:
-            raise ShardInvalid(f"no samples in {self._layout.storage.address}: check the address and --exclude")
         return await self._finish(shards)
+
+    async def _check_pointer(self) -> list[str]:
+        if self._options.replace:
+            return []
+        return await check_pointer(self._options.out or self._layout.address, self._layout)
 
     def _parts(self) -> list[Part]:
         files, step = self._layout.files, self._options.slice_files
@@ -153,7 +167,7 @@ class _Indexer:
         self._done += 1
         self._progress(self._done, total)
         size = sum(info.size for info in files)
-        return found, Shard(name, size, len(found.entries), edge, files[0].etag if is_tar else "", "", 0, "")
+        return found, Shard(name, size, 0, edge, files[0].etag if is_tar else "", "", 0, "")
 
     async def _tar(self, info: ObjectInfo) -> tuple[Found, str]:
         storage = self._layout.storage
@@ -180,19 +194,18 @@ class _Indexer:
             found.names = [found.names[i] for i in good]
 
     async def _write(self, found: Found, shard: Shard) -> Shard:
-        for i, name in enumerate(found.names):
-            if name:
-                found.entries[i] = replace(found.entries[i], label=self._rule.classes[name])
         data = encode_index(found.entries, shard.bytes)
         digest = hash_bytes(data)
         path = f"{INDEX_DIRECTORY}/{shard.name}.{digest[:16]}.idx"
         async with self._slots:
             await self._out.put(path, data)
         self._tally.add(shard.name, found, self._rule)
-        return replace(shard, index=path, index_bytes=len(data), index_hash=digest)
+        return replace(shard, samples=len(found.entries), index=path, index_bytes=len(data), index_hash=digest)
 
     async def _finish(self, shards: list[Shard]) -> IndexReport:
         layout, options = self._layout, self._options
+        check_usable(self._tally, layout.storage.address)
+        tell_labels(self._tally, self._rule)
         root = ""
         if options.out:
             path = local_path(layout.address)
@@ -208,15 +221,12 @@ class _Indexer:
             checksums=options.checksums,
         )
         self._tally.warnings += layout.warnings
+        self._tally.notes += layout.notes
         if stray := not_there(self._exclude, self._tally.matched):
             self._tally.warnings.insert(0, stray)
+        self._tally.notes += await self._check_pointer()  # again, since others may have indexed meanwhile
         await store_manifest(self._out, manifest)
         return IndexReport(manifest, options.out or layout.address, self._tally)
-
-
-def _number_names(found: list[Found]) -> dict[str, int]:
-    names = sorted({name for one in found for name in one.names if name})
-    return {name: i for i, name in enumerate(names)}
 
 
 def _names_by_number(classes: Mapping[str, int]) -> list[str]:

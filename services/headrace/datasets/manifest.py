@@ -126,6 +126,11 @@ def hash_bytes(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def is_manifest(name: str) -> bool:
+    """True for the name of a manifest or of a pointer to one."""
+    return name == POINTER or _NAMED.fullmatch(name) is not None
+
+
 async def load_manifest(address: str, roots: Roots = ANYWHERE) -> Manifest:
     """Load a manifest by the address of its file, of its pointer or of its directory.
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from headrace.core.errors import ShardInvalid
 from headrace.datasets.exclude import Excluded
 from headrace.datasets.labels import LabelRule
 from headrace.datasets.manifest import Kind, Manifest, Shard
@@ -15,12 +16,17 @@ from headrace.datasets.scan import Found
 
 MAX_DETAILS = 1000
 MAX_WARNINGS = 200
+_WHAT_TO_DO = {
+    "missing_part": "each sample needs an image and the part that --labels names",
+    "bad_label": "correct the labels, or --labels and --classes",
+}
+_COPY_AGAIN = "copy the data again"
 
 
 @dataclass(slots=True)
 class Tally:
     """Counts over samples. same_label, pairs: neighbours in one shard with equal labels, and in all. width: highest set label
-    of multi-label rows + 1. matched: entries of --exclude that fitted a sample."""
+    of multi-label rows + 1. matched: entries of --exclude that fitted a sample. notes: what is to be known and no fault."""
 
     samples: int = 0
     bad_kept: int = 0
@@ -35,6 +41,7 @@ class Tally:
     bad: Counter[str] = field(default_factory=Counter)
     details: list[tuple[str, str, str, str]] = field(default_factory=list)  # shard, key, reason, what was wrong
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def add(self, shard: str, found: Found, rule: LabelRule) -> None:
         """Count the samples of one shard; their labels are numbered by now."""
@@ -56,6 +63,45 @@ class Tally:
             for entry in entries:
                 if entry.payload:
                     self.width = max(self.width, int(np.frombuffer(entry.payload, "<u4")[-1]) + 1)
+
+
+def check_usable(tally: Tally, address: str) -> None:
+    """Warn where most samples are bad. Raises ShardInvalid where all are: no job could train on that, and the manifest
+    before may be a good one."""
+    bad = tally.bad.total()
+    good = tally.samples - tally.bad_kept
+    if not bad and not good:
+        raise ShardInvalid(f"no samples in {address}: check the address and --exclude")
+    if bad <= good:
+        return
+    counts = ", ".join(f"{count} {reason}" for reason, count in tally.bad.most_common())
+    main = tally.bad.most_common(1)[0][0]
+    to_do = _WHAT_TO_DO.get(main, _COPY_AGAIN)
+    if good:
+        tally.warnings.insert(0, f"most samples are bad, {bad} of {good + bad} ({counts}): {to_do}")
+        return
+    shard, key, _, detail = min((one for one in tally.details if one[2] == main), default=tally.details[0])
+    raise ShardInvalid(
+        f"none of {bad} samples in {address} can be used ({counts}), as {key!r} in {shard}: {detail}; {to_do}. No manifest was"
+        " written or replaced",
+        shard=shard,
+        key=key,
+    )
+
+
+def tell_labels(tally: Tally, rule: LabelRule) -> None:
+    """Say so where no sample has a label, or folders make no classes: nothing else would before the loss is looked at."""
+    if rule.rule == "none":
+        tally.notes.append(
+            "there are no labels: each sample's is -1. Labels come from a .cls, .json or .txt beside each image in a tar, or"
+            " from a folder for each class"
+        )
+    if rule.rule == "folder" and len(numbers := [label for label in tally.labels if label >= 0]) == 1:
+        name = next((name for name, number in rule.classes.items() if number == numbers[0]), f"{numbers[0]}")
+        tally.warnings.append(
+            f"all samples are of one class, {name!r}: the class is the folder that a file itself lies in. For classes, move the"
+            " files up into a folder for each; for no labels say --labels none"
+        )
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from headrace.core.errors import LabelInvalid
@@ -65,6 +65,18 @@ class Found:
         self.excluded += bool(entries)
         self.matched |= entries
         return bool(entries)
+
+    def number(self, rule: LabelRule) -> None:
+        """Give samples the numbers of their class names; one that has none is bad."""
+        for i, (entry, name) in enumerate(zip(self.entries, self.names, strict=True)):
+            if not name:
+                continue
+            try:
+                self.entries[i] = replace(entry, label=rule.number_of(name))
+            except LabelInvalid as error:
+                if entry.reason == "none":
+                    self.entries[i] = Entry(entry.key, 0, 0, -1, b"", "bad_label", None)
+                    self.details.append((entry.key, "bad_label", error.message))
 
 
 def is_image(extension: str) -> bool:

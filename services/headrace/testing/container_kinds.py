@@ -35,7 +35,7 @@ ROWS: dict[str, str] = {
     "links, devices, sparse files": "never followed; reported; a sample that lacks its image for that is `missing_part`",
     "names that lead out": "a key is a text, never a path: nothing is opened or written by it",
     "sizes that are none": "a member that claims more than the file holds is the shard's cut",
-    "image folders": "a file is a sample, its path the key, its directory the class",
+    "image folders": "a file named like an image is a sample, its path the key, its directory the class",
 }
 
 
@@ -196,6 +196,8 @@ def _parts() -> list[ContainerKind]:
         ContainerKind(row, "skipped", tar([*full, ("x.png", picture(7))]), _good(2), options={"bad": "skip"}),
         ContainerKind(row, "fails", tar([*full, ("x.png", picture(7))]), says=("'x'", "--bad"), error=ShardInvalid,
                       options={"bad": "fail"}),
+        ContainerKind(row, "no_label_at_all", tar([("x.png", picture(7)), ("y.png", picture(8))]), error=ShardInvalid,
+                      says=("none of 2 samples", "no .cls part", "--labels"), options={"labels": "cls"}),
         ContainerKind(row, "several_images", tar([*full, ("x.seg.png", picture(7)), ("x.png", picture(8)), ("x.cls", b"1")]),
                       {**_good(2), "x": 8}),
     ]  # fmt: skip
@@ -208,11 +210,12 @@ def _labels() -> list[ContainerKind]:
         "spaces": b"  7 ",
         "mark": b"\xef\xbb\xbf7",
         "minus": b"-1",
+        "huge": b"9" * 5000,
         "word": b"cat",
         "none": b"",
         "odd": b"\xff",
     }
-    good = {"newline": 7, "spaces": 7, "mark": 7, "minus": -1}
+    good = {"newline": 7, "spaces": 7, "mark": 7}
     members = [part for number, (key, text) in enumerate(texts.items()) for part in sample(key, number, text)]
     samples = {key: number if key in good else "bad_label" for number, key in enumerate(texts)}
 
@@ -221,8 +224,16 @@ def _labels() -> list[ContainerKind]:
 
     return [
         ContainerKind(row, "cls", tar(members), samples, good, says=("'cat'",)),
+        ContainerKind(row, "cls_with_classes", tar(parts("cls", [b"0", b"1", b"2", b"-1"])),
+                      {"k0": 0, "k1": 1, "k2": "bad_label", "k3": "bad_label"}, {"k0": 0, "k1": 1},
+                      options={"classes": {"ant": 0, "bee": 1}}),
         ContainerKind(row, "txt", tar(parts("txt", [b"dog\n", b"ant", b""])),
                       {"k0": 0, "k1": 1, "k2": "bad_label"}, {"k0": 1, "k1": 0}),
+        ContainerKind(row, "txt_of_integers", tar(parts("txt", [b"10", b"2\n", b"0", b"", b"-1", b"%d" % 2**63])),
+                      {"k0": 0, "k1": 1, "k2": 2, "k3": "bad_label", "k4": "bad_label", "k5": "bad_label"},
+                      {"k0": 10, "k1": 2, "k2": 0}),
+        ContainerKind(row, "txt_of_both", tar(parts("txt", [b"10", b"2", b"dog"])), {"k0": 0, "k1": 1, "k2": 2},
+                      {"k0": 0, "k1": 1, "k2": 2}, says=("2 of 3 .txt labels are integers", "'dog'")),
         ContainerKind(row, "json", tar(parts("json", [b'{"a": 1}', b"3", b"{", b"[" * 5000])),
                       {"k0": 0, "k1": 1, "k2": "bad_label", "k3": "bad_label"}),
         ContainerKind(row, "json_with_classes", tar(parts("json", [b'{"label": "ant"}', b'"bee"', b"1", b'"x"'])),
@@ -337,6 +348,7 @@ def _folders() -> list[ContainerKind]:
         ContainerKind(row, "classes", files(named), samples, {"cat/1.png": 0, "dog/1.png": 1, "dog/2.JPEG": 1}),
         ContainerKind(row, "empty_file", files({**named, "cat/0.png": b""}), {**samples, "cat/0.png": "empty"}),
         ContainerKind(row, "links", linked, samples),
+        ContainerKind(row, "other_names", files({**named, "dog/4": picture(4), "cat/.5.png": picture(5)}), samples),
         ContainerKind(row, "no_folders", files({"a.b.png": picture(4), "a.png": picture(5)}), {"a.b.png": 4, "a.png": 5}),
     ]
 

@@ -41,7 +41,7 @@ ROWS: dict[str, str] = {
     "CMYK, YCCK": "one stated conversion to RGB",
     "EXIF orientation": "applied before the crop; damaged EXIF counts as 1",
     "16 bits a channel": "the upper 8 bits, never clipped to white",
-    "wrong extension": "the content is sniffed; the name is never looked at",
+    "wrong extension": "the content is sniffed, whatever the name says",
     "truncated": "`truncated`, wherever it was cut; tolerant mode is the job's choice",
     "corrupt": "`corrupt` where it can be seen; never an error of the batch; checksums see the rest",
     "empty, no image": "`empty`, `unknown_format`",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.core.errors import ConfigInvalid, LabelInvalid, ShardInvalid, ShardMissing
+from headrace.core.errors import ConfigInvalid, LabelInvalid, ShardInvalid
 from headrace.datasets.build import IndexOptions, build_index, build_report
 from headrace.datasets.manifest import load_manifest
 from headrace.testing.tars import tar_bytes, write_dataset, write_tar
@@ -174,24 +174,6 @@ async def test_what_is_no_tar_is_named(tmp_path: Path) -> None:
     assert caught.value.ids == {"shard": "a.tar"}
 
 
-async def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(ShardMissing, match="correct the address"):
-        await build_index(str(tmp_path / "nowhere"))
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(ShardMissing, match="no tar and no image"):
-        await build_index(str(tmp_path))
-    with pytest.raises(ShardMissing) as caught:
-        await build_index(str(tmp_path / "a-{00..03}.tar"))
-    # Shards are looked at side by side: whichever is found missing first is named.
-    assert Path(str(caught.value.ids["shard"])).name in {f"a-{number:02}.tar" for number in range(4)}
-
-
-async def test_braces_name_shards(tmp_path: Path) -> None:
-    write_dataset(tmp_path, 4, 3)
-    manifest = await build_index(str(tmp_path / "shard-{0001..0002}.tar"))
-    assert [shard.name for shard in manifest.shards] == ["shard-0001.tar", "shard-0002.tar"]
-
-
 def write_folder(root: Path) -> None:
     for name, files in {"cats": 4, "dogs": 3, "ants": 2}.items():
         (root / name).mkdir(parents=True)
@@ -217,11 +199,6 @@ async def test_a_file_name_that_is_no_utf8_is_left_out_with_a_word(tmp_path: Pat
         file.write(b"x")
     report = await build_report(str(tmp_path))
     assert report.manifest.samples == 9 and any("UTF-8" in warning for warning in report.tally.warnings)
-
-
-async def test_an_http_server_is_not_listed() -> None:
-    with pytest.raises(ConfigInvalid, match="braces"):
-        await build_index("http://user:pw@127.0.0.1:1/d")
 
 
 async def test_links_are_not_followed_and_no_path_leaves_its_root(tmp_path: Path) -> None:
