@@ -48,7 +48,7 @@ class Instruments:
         self.refusals = Refusals()
         self.secrets: tuple[Secret, ...] = ()
         self.series = 0
-        self._seldom = Seldom()
+        self.seldom = Seldom()
         self.moves: dict[str, Counter[str]] = {}
         self.certificate_valid_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self._store_seconds = metrics.histogram("headrace_store_request_seconds", registry)
@@ -90,7 +90,7 @@ class Instruments:
         self.refused(error.code)
         job = str(error.ids.get("job", ""))
         self.events.add("call_refused", error.message, job=job, level="warning", group=error.code)
-        if (more := self._seldom.due((error.code, job))) is not None:
+        if (more := self.seldom.due((error.code, job))) is not None:
             log.info("call_refused", error=error.message, code=error.code, peer=peer, more=more, **error.ids)
 
     def turned_away(self, code: str, text: str) -> None:
@@ -98,7 +98,7 @@ class Instruments:
         self._refused.labels(code).inc()
         self.refusals.note(code, text)
         self.events.add("call_refused", text, level="warning", group=code)
-        if (more := self._seldom.due(code)) is not None:
+        if (more := self.seldom.due(code)) is not None:
             log.warning("call_refused", error=text, code=code, more=more)
 
     def exposition(self) -> bytes:

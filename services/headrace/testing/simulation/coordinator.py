@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.coordinator.heartbeats import HeartbeatRules
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import Manifests
+from headrace.telemetry.seldom import Seldom
 from headrace.testing.simulation.loop import Host
 from headrace.testing.simulation.network import Aborted, CallContext, Network, rpc_error
 from headrace.testing.simulation.scenario import Facts, Scenario
@@ -33,7 +35,9 @@ class Replica:
     ) -> None:
         self.host = host
         self._network = network
-        ledger = Ledger(StoreClient(store, network, host), scenario.rules, INSTRUMENTS, self._clock_us)
+        instruments = copy.copy(INSTRUMENTS)
+        instruments.seldom = Seldom()  # what a run logs must not depend on those before
+        ledger = Ledger(StoreClient(store, network, host), scenario.rules, instruments, self._clock_us)
         self.ledger = ledger
         self.board = Board(ledger, scenario.every_s, 90, self._clock_us)
 
@@ -41,7 +45,7 @@ class Replica:
             return facts[address]
 
         beats = HeartbeatRules(scenario.every_s, scenario.rules.worker_ttl_us / 1e6)
-        self.service = CoordinatorService(ledger, self.board, Manifests(read, 10.0), beats, INSTRUMENTS, access=Access())
+        self.service = CoordinatorService(ledger, self.board, Manifests(read, 10.0), beats, instruments, access=Access())
         host.start(self.board.run(), "passes")
 
     def _clock_us(self) -> int:
