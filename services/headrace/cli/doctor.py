@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.checks.finding import Finding, Role, for_role
+from headrace.core import defaults
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,7 +33,12 @@ _VERDICTS = {True: "A job can run here.", False: "No job can run here: mend what
     help="Who is to run here; what is bad for the other alone becomes a note.",
 )
 @click.option(
-    "--engine", envvar="HEADRACE_WORKER_ENGINE", show_envvar=True, default="auto", show_default=True, help="As the worker's."
+    "--engine",
+    envvar="HEADRACE_WORKER_ENGINE",
+    show_envvar=True,
+    default=defaults.ENGINE,
+    show_default=True,
+    help="As the worker's.",
 )
 @click.option("--socket-dir", help="As the worker's, whose variables are read: HEADRACE_WORKER_SOCKET_DIR.")
 @click.option(
@@ -89,8 +95,8 @@ def examine(role: Role, options: dict[str, str | int | None]) -> list[Finding]:
 
 
 def _setting(settings: WorkerSettings | None, name: str) -> str:
-    defaults = {"socket_dir": "/tmp/headrace", "socket_group": ""}  # noqa: S108
-    return defaults[name] if settings is None else str(getattr(settings, name))
+    without = {"socket_dir": defaults.SOCKET_DIR, "socket_group": ""}
+    return without[name] if settings is None else str(getattr(settings, name))
 
 
 def _engines(settings: WorkerSettings | None, engine: str) -> list[Finding]:
