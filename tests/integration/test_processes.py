@@ -81,6 +81,29 @@ def test_close_leaves_no_process_and_is_idempotent(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
+def test_a_directory_is_of_one_store_at_a_time(tmp_path: Path) -> None:
+    first, others = free_address(), [free_address(), free_address()]
+    stores = [_store(tmp_path, first)]
+    try:
+        with redis.Redis(port=int(first.rpartition(":")[2]), socket_timeout=DEADLINE_S) as client:
+            client.set("kept", 1)
+            refused = start_service(
+                "store", ["store", "--address", others[0], "--data-dir", str(tmp_path / "data")], tmp_path / "second.log"
+            )
+            assert refused.wait(DEADLINE_S) == 1
+            told = refused.log_tail(1)
+            assert f"process {stores[0].pid} at {first}" in told and "--data-dir" in told and "config_invalid" in told, told
+            assert client.get("kept") == b"1"
+            client.bgrewriteaof()  # by a child, which must not hold the lock for longer than the server lives
+        stores[0].kill()
+        stores.append(_store(tmp_path, others[1]))
+        with redis.Redis(port=int(others[1].rpartition(":")[2]), socket_timeout=DEADLINE_S) as client:
+            assert client.get("kept") == b"1"
+    finally:
+        for store in stores:
+            store.kill()
+
+
 def test_a_service_dies_when_its_parent_is_killed(tmp_path: Path) -> None:
     address = free_address()
     arguments = ["store", "--address", address, "--data-dir", str(tmp_path / "data")]

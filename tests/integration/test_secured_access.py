@@ -452,10 +452,16 @@ async def test_a_store_behind_tls_and_a_password(tmp_path: Path) -> None:
                 await good.ping()
             if "invalid username-password" in str(caught.value) or time.monotonic() > end_s:
                 break
-        assert "invalid username-password" in str(caught.value)
+        assert "invalid username-password" in str(caught.value) and "was given none" not in str(caught.value)
         (tmp_path / "password").write_text("the store's password\n")  # read for each new connection
         await good.ping()
         await good.close()
+        without = connect_store(url, ca=str(tmp_path / "redis/ca.crt"))
+        with pytest.raises(HeadraceError, match=r"was given none: name the file of one by --store-password-file"):
+            await without.ping()
+        with pytest.raises(HeadraceError, match=r"was given none: name the file of one by --store-password-file"):
+            await anext(without.hints())
+        await without.close()
         for wrong in ({"ca": str(tmp_path / "others.crt")}, {}):
             other = connect_store(url, password_file=str(tmp_path / "password"), **wrong)
             with pytest.raises(HeadraceError, match="certificate") as refused:

@@ -26,7 +26,7 @@ from headrace.testing.demo_dataset import make_demo_dataset
 from headrace.testing.job_run import RankTask, start_rank
 from headrace.wire.secret import Secret
 from tests.unit.session_world import SPEC, World
-from tests.unit.test_cli_quarantine import Coordinator
+from tests.unit.test_cli_quarantine import Away, Coordinator
 
 DEADLINE_S = 90.0
 PHONE = 390
@@ -218,6 +218,22 @@ def test_a_store_that_is_away_is_told_and_what_was_read_stays(browser: Browser, 
         page.wait("document.body.innerText.includes('store found')", "and remembered")
     finally:
         page.close()
+
+
+@needs_browser
+def test_a_coordinator_that_has_not_read_the_store_says_that_it_knows_nothing(browser: Browser) -> None:
+    unread = Coordinator(Away())
+    try:
+        page = open_page(browser, unread.admin)
+        page.wait("document.querySelector('.trouble') !== null", "the trouble is told")
+        text = page.text()
+        assert "nothing is known yet of jobs and workers" in text and "127.0.0.1:1 cannot be used" in text
+        assert "Which jobs are open is not known yet." in text and "Which workers there are is not known yet." in text
+        for wrong in ("No job is open", "No worker is known", "was read before"):
+            assert wrong not in text
+        page.close()
+    finally:
+        unread.close()
 
 
 @needs_browser

@@ -112,7 +112,7 @@ def test_no_stage_of_a_batch_begins_before_the_one_before_it_ends(
 
 def test_numbers_that_one_can_check_by_hand() -> None:
     stages = Stages(read_s=0.02, decode_s=0.6, augment_s=0.2, transfer_s=0.01, copy_s=0.0, step_s=0.1)
-    plan = step_plan(stages, Counts(ranks=2, workers=2, threads=4, window=8))
+    plan = step_plan(stages, Counts(ranks=2, workers=2, threads=4, reads=4, window=8))
     assert plan.serial_s == pytest.approx(0.02 + 0.8 / 4 + 0.01 + 0.1)
     assert plan.limits == pytest.approx({READ: 0.005, ENGINE: 0.2, TRANSFER: 0.01, TRAINER: 0.1, WINDOW: 0.33 / 8})
     assert (plan.bottleneck, plan.overlapped_s, plan.workers_wanted) == (ENGINE, pytest.approx(0.2), 4)

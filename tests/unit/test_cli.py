@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli import demo, main
+from headrace.cli.store import LOCK
 from headrace.core.errors import ConfigInvalid
 from headrace.core.starvation import CAUSES
 
@@ -135,6 +136,21 @@ def test_a_data_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "cannot be made" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:29999", ":29999", "[::]:29999", "192.0.2.1:29999", "a-name:29999"])
+def test_a_store_without_a_password_serves_its_own_machine_alone(address: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main.cli, ["store", "--address", address, "--data-dir", str(tmp_path / "data")])
+    assert result.exit_code == 1 and "no password" in result.stderr
+    assert "127.0.0.1:29999" in result.stderr and "--store-password-file" in result.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_data_directory_that_cannot_be_locked_is_told(tmp_path: Path) -> None:
+    (tmp_path / "data" / LOCK).mkdir(parents=True)
+    result = _run("store", "--address", "127.0.0.1:29999", "--data-dir", str(tmp_path / "data"))
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert "cannot be locked" in result.stderr and "--data-dir" in result.stderr
 
 
 def test_a_bug_is_not_mistaken_for_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.manifests import Manifests
 from headrace.coordinator.serve import AdminServer
+from headrace.coordinator.store import Loaded, Store, Table
 from headrace.coordinator.store_memory import MemoryStore
-from headrace.core.errors import ConfigInvalid
+from headrace.core.errors import ConfigInvalid, StoreUnavailable
 from headrace.core.events import BadSample, Open, Rules
 from headrace.core.job import JobSpec
 from headrace.datasets.build import build_index
@@ -32,23 +34,31 @@ from headrace.wire.secret import Secret
 ESCAPE = "\x1b[31mred"
 
 
+class Away(MemoryStore):
+    """A store that has never answered."""
+
+    async def load(self, wanted: Mapping[Table, Sequence[str] | None]) -> Loaded:
+        raise StoreUnavailable("the store at 127.0.0.1:1 cannot be used: refused.")
+
+
 class Coordinator:
     """A ledger, a board and the admin API on an event loop in a thread."""
 
     token: Secret | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         instruments = Instruments(CollectorRegistry())
-        self.ledger = Ledger(MemoryStore(), Rules(), instruments)
+        self.ledger = Ledger(store or MemoryStore(), Rules(), instruments)
         self.board = Board(self.ledger, 60)
         manifests = Manifests(load_manifest, 0)
         app = admin_api.build(self.board, self.ledger, instruments, manifests, self.token)
-        self.server = AdminServer(app, "127.0.0.1:0")
+        self.server = AdminServer(app, "127.0.0.1:0", tls)
         self.run(self.server.start())
         self.admin = f"127.0.0.1:{self.server.port}"
+        self.run(self.board._pass_or_tell())
 
     def run(self, call):  # type: ignore[no-untyped-def]
         return asyncio.run_coroutine_threadsafe(call, self.loop).result(20)

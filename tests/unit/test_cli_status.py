@@ -22,7 +22,7 @@ from headrace.core.events import BadSample
 from headrace.core.starvation import CAUSES
 from headrace.core.verdict import VERDICTS
 from tests.unit.session_world import World
-from tests.unit.test_cli_quarantine import ESCAPE, Coordinator
+from tests.unit.test_cli_quarantine import ESCAPE, Away, Coordinator
 
 
 @pytest.fixture
@@ -107,6 +107,30 @@ def test_what_is_wrong_with_the_replica_comes_first(coordinator: Coordinator) ->
 def test_an_empty_fleet_says_what_to_do_next(coordinator: Coordinator) -> None:
     output = run("--admin", coordinator.admin).output
     assert "No job is open" in output and "No worker is known: start some" in output
+
+
+def test_a_coordinator_that_has_not_read_the_store_says_that_it_knows_nothing() -> None:
+    """Rather than that there is nothing."""
+    coordinator = Coordinator(Away())
+    try:
+        lines = run("--admin", coordinator.admin).output.splitlines()
+        whole = "\n".join(lines)
+        assert lines[0].startswith(
+            "! nothing is known yet of jobs and workers: this coordinator has not read the store since it"
+        )
+        assert "the store at 127.0.0.1:1 cannot be used: refused" in whole and "does not answer" in lines[-1]
+        assert "Which jobs are open is not known yet." in lines and "Which workers there are is not known yet." in lines
+        for wrong in ("No job is open", "No worker is known", "was read before"):
+            assert wrong not in whole
+        for command in (["status", "train"], ["quarantine", "train"]):
+            result = CliRunner().invoke(cli, [*command, "--admin", coordinator.admin])
+            assert result.exit_code == 1 and "whether job train is open is not known yet: " in result.output
+            assert "store_unavailable" in result.output
+        coordinator.board.store_error = ""  # it began a moment ago
+        output = run("--admin", coordinator.admin).output
+        assert "Which jobs are open is not known yet." in output and "store not read yet" in output
+    finally:
+        coordinator.close()
 
 
 @pytest.mark.parametrize("how", [[], ["--json"], ["--once"]], ids=str)

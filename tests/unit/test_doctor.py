@@ -72,7 +72,7 @@ def asked(*arguments: str, before: Callable[[], None] | None = None, directory: 
 
 
 def test_a_machine_without_a_driver_explains_itself() -> None:
-    told = asked(LD_LIBRARY_PATH="/nowhere")
+    told = asked("--engine", "auto", LD_LIBRARY_PATH="/nowhere")
     if told.lines.get("driver", {}).get("found") != "none":
         pytest.skip("this machine has an NVIDIA driver")
     assert told.code == 0

@@ -26,10 +26,21 @@ _KEEP_S = 600
 STYLES = {"input-bound": "bold red", "balanced": "yellow", "compute-bound": "bold green"}
 
 
-@click.command()
+VARIABLES = (
+    "It is a trainer: it takes TLS from HEADRACE_TLS_CA, HEADRACE_TLS_CERT and HEADRACE_TLS_KEY, and the token of its job from "
+    "HEADRACE_TOKEN_FILE or HEADRACE_TOKEN, as `headrace.connect` does."
+)
+
+
+@click.command(epilog=VARIABLES)
 @click.argument("dataset")
 @click.option(
-    "--coordinator", default="127.0.0.1:7300", show_default=True, envvar="HEADRACE_COORDINATOR", help="HOST:PORT, ..."
+    "--coordinator",
+    default="127.0.0.1:7300",
+    show_default=True,
+    envvar="HEADRACE_COORDINATOR",
+    show_envvar=True,
+    help="HOST:PORT, ...",
 )
 @click.option("--batch-size", required=True, type=click.IntRange(1), help="Samples of a batch, as in the training.")
 @click.option(

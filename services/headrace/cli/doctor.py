@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.checks.finding import Finding, Role, for_role
+from headrace.core import defaults
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,16 +32,34 @@ _VERDICTS = {True: "A job can run here.", False: "No job can run here: mend what
     type=click.Choice(["all", "worker", "trainer"]),
     help="Who is to run here; what is bad for the other alone becomes a note.",
 )
-@click.option("--engine", envvar="HEADRACE_WORKER_ENGINE", default="auto", show_default=True, help="As the worker's.")
+@click.option(
+    "--engine",
+    envvar="HEADRACE_WORKER_ENGINE",
+    show_envvar=True,
+    default=defaults.ENGINE,
+    show_default=True,
+    help="As the worker's.",
+)
 @click.option("--socket-dir", help="As the worker's, whose variables are read: HEADRACE_WORKER_SOCKET_DIR.")
 @click.option(
     "--coordinator", help="HOST:PORT to try, several with commas between; else HEADRACE_WORKER_COORDINATOR if it is set."
 )
-@click.option("--store", envvar="HEADRACE_COORDINATOR_STORE", help="The store's address to try, as a coordinator has it.")
 @click.option(
-    "--store-password-file", envvar="HEADRACE_COORDINATOR_STORE_PASSWORD_FILE", default="", help="As the coordinator's."
+    "--store",
+    envvar="HEADRACE_COORDINATOR_STORE",
+    show_envvar=True,
+    help="The store's address to try, as a coordinator has it.",
 )
-@click.option("--store-tls-ca", envvar="HEADRACE_COORDINATOR_STORE_TLS_CA", default="", help="As the coordinator's.")
+@click.option(
+    "--store-password-file",
+    envvar="HEADRACE_COORDINATOR_STORE_PASSWORD_FILE",
+    show_envvar=True,
+    default="",
+    help="As the coordinator's.",
+)
+@click.option(
+    "--store-tls-ca", envvar="HEADRACE_COORDINATOR_STORE_TLS_CA", show_envvar=True, default="", help="As the coordinator's."
+)
 @click.option("--batch-size", default=256, show_default=True, type=click.IntRange(1), help="Of the job, for its memory.")
 @click.option("--image", default="224x224", show_default=True, help="HEIGHTxWIDTH of its images.")
 @click.option("--ranks", default=8, show_default=True, type=click.IntRange(1), help="Ranks that a worker here serves.")
@@ -76,8 +95,8 @@ def examine(role: Role, options: dict[str, str | int | None]) -> list[Finding]:
 
 
 def _setting(settings: WorkerSettings | None, name: str) -> str:
-    defaults = {"socket_dir": "/tmp/headrace", "socket_group": ""}  # noqa: S108
-    return defaults[name] if settings is None else str(getattr(settings, name))
+    without = {"socket_dir": defaults.SOCKET_DIR, "socket_group": ""}
+    return without[name] if settings is None else str(getattr(settings, name))
 
 
 def _engines(settings: WorkerSettings | None, engine: str) -> list[Finding]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.durations import DURATION, told
+from headrace.core.defaults import BATCHES_IN_FLIGHT
 from headrace.core.errors import ConfigInvalid
 from headrace.core.step_plan import ENGINE, READ, TRAINER, TRANSFER, WINDOW, Counts, Gpu, Stages, StepPlan, step_plan, timeline
 
@@ -53,7 +54,13 @@ def _time_options(command: Any) -> Any:
 @click.option("--ranks", default=1, show_default=True, type=click.IntRange(1), help="Trainers.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="Workers.")
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one worker's engine.")
-@click.option("--reads", default=4, show_default=True, type=click.IntRange(1), help="Batches that a worker reads at a time.")
+@click.option(
+    "--reads",
+    default=BATCHES_IN_FLIGHT,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Batches that a worker reads at a time (its batches_in_flight).",
+)
 @click.option("--window", default=0, type=click.IntRange(0), help="Batches made ahead for a rank; 0: as the coordinator does.")
 @click.option("--lanes", default=0, type=click.IntRange(0), help="Most workers that can serve the job; 0: no bound.")
 @click.option("--gpu-decode", type=DURATION, help="Also with a GPU engine: its time to decode one batch.")

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from headrace.cli.admin import ADMIN, get_job
+from headrace.cli.admin import ADMIN, VARIABLES, get_job
 from headrace.cli.text import printable
 from headrace.core.errors import ConfigInvalid
 
 KEPT = ("shard", "key", "reason", "count")
 
 
-@click.command()
+@click.command(epilog=VARIABLES)
 @click.argument("job")
 @ADMIN
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), help="Write all of them to a file, for --exclude.")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.admin import ADMIN, get, get_job
+from headrace.cli.admin import ADMIN, VARIABLES, get, get_job
 from headrace.core.errors import CoordinatorUnavailable, HeadraceError, StoreUnavailable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@click.command()
+@click.command(epilog=VARIABLES)
 @click.argument("job", required=False)
 @ADMIN
 @click.option("--once", is_flag=True, help="Print it once; so it is anyway where standard output is no terminal.")

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.admin import unread
 from headrace.cli.text import printable
 from headrace.core.starvation import CAUSES
 
@@ -35,7 +36,8 @@ EVENTS_SHOWN = 8
 def overview(jobs: list[Facts], workers: list[Facts], scaling: list[Facts], replica: Facts) -> RenderableType:
     """All jobs, worst first, and the fleet."""
     return Group(
-        *_troubles(replica), _jobs(jobs), Text(), _workers(workers, scaling), Text(), _events(replica, ""), _foot(replica)
+        *_troubles(replica), _jobs(jobs, replica), Text(), _workers(workers, scaling, replica), Text(),
+        _events(replica, ""), _foot(replica),
     )  # fmt: skip
 
 
@@ -91,7 +93,11 @@ def _sentence(text: str) -> str:
 
 
 def _troubles(replica: Facts) -> list[Text]:
-    return [Text(f"! {printable(text)}", "bold red") for text in replica["troubles"]]
+    told, error = replica["troubles"], replica["store_error"]
+    if error and (why := unread(replica)):
+        # In other words than the coordinator's, which says of a store that is away that what is shown was read before.
+        told = [f"nothing is known yet of jobs and workers: {why}", *(text for text in told if error not in text)]
+    return [Text(f"! {printable(text)}", "bold red") for text in told]
 
 
 def _verdict(job: Facts) -> Text:
@@ -109,7 +115,9 @@ def _table(title: str, *columns: str, numbers: Iterable[str] = ()) -> Table:
     return table
 
 
-def _jobs(jobs: list[Facts]) -> RenderableType:
+def _jobs(jobs: list[Facts], replica: Facts) -> RenderableType:
+    if not jobs and not replica["loaded"]:
+        return Text("Which jobs are open is not known yet.")
     if not jobs:
         return Text("No job is open. A trainer opens one with client.job(...).")
     numbers = ("worst rank", "waits", "ranks", "lanes")
@@ -126,7 +134,9 @@ def _jobs(jobs: list[Facts]) -> RenderableType:
     return table
 
 
-def _workers(workers: list[Facts], scaling: list[Facts]) -> RenderableType:
+def _workers(workers: list[Facts], scaling: list[Facts], replica: Facts) -> RenderableType:
+    if not workers and not replica["loaded"]:
+        return Text("Which workers there are is not known yet.")
     if not workers:
         return Text("No worker is known: start some, and see that they name this coordinator.", "red")
     table = _table("Workers", "worker", "state", "node", "samples/s", "lanes", "", numbers=("samples/s", "lanes"))
@@ -217,7 +227,7 @@ def _events(replica: Facts, job: str) -> RenderableType:
 
 
 def _foot(replica: Facts) -> Text:
-    store = "does not answer" if replica["store_error"] else "answers"
+    store = "does not answer" if replica["store_error"] else "answers" if replica["loaded"] else "not read yet"
     text = f"coordinator {printable(replica['host'])} {replica['version']}, up {span(replica['up_s'])}; store {store}"
     if replica["certificate_not_after_s"]:
         text += f"; certificate good for {span(max(0.0, replica['certificate_not_after_s'] - replica['now_s']))}"

@@ -12,7 +12,7 @@ import structlog
 
 from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, StoreUnavailable, WaitTimeout
-from headrace.telemetry.addresses import split_address
+from headrace.telemetry.addresses import reachable_address
 from headrace.wire.calls import Calls
 from headrace.wire.gen.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from headrace.wire.status import error_from_rpc
@@ -146,7 +146,7 @@ def addresses_of(text: str) -> tuple[str, ...]:
     if not addresses:
         raise ConfigInvalid("no coordinator address: give host:port, or several with commas between", addresses=text)
     for address in addresses:
-        split_address(address)
+        reachable_address(address)
     return addresses
 
 

@@ -33,6 +33,8 @@ _Result = TypeVar("_Result")
 _MAX_ITEMS = 1000
 _MOST_HINT_BYTES = 200
 _STAMP_DIGITS = 40
+# What a server answers to whoever shows no password: to the client's first words, to any later ones, and older servers.
+_NO_PASSWORD = ("HELLO must be called with the client already authenticated", "Authentication required", "NOAUTH")
 _DIGITS = re.compile(rb"[0-9]{1,40}")
 # Each has a connection of its own, which stays open. A call takes a millisecond, so that a thousand ranks that report at once
 # wait for some milliseconds; without a bound the pool's own would refuse the hundred-and-first of them.
@@ -177,10 +179,16 @@ class RedisStore:
                 raise RecordInvalid(
                     f"a key of ours at {self._where} holds something else than records: remove it", store=self._where
                 ) from error
-            raise StoreUnavailable(f"the store at {self._where} cannot be used: {error}", store=self._where) from error
+            raise StoreUnavailable(f"the store at {self._where} cannot be used: {_told(error)}", store=self._where) from error
         except (RedisError, OSError, TimeoutError) as error:
-            text = str(error) or type(error).__name__
-            raise StoreUnavailable(f"the store at {self._where} cannot be used: {text}", store=self._where) from error
+            raise StoreUnavailable(f"the store at {self._where} cannot be used: {_told(error)}", store=self._where) from error
+
+
+def _told(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    if any(words in text for words in _NO_PASSWORD):
+        return f"it asks for a password and was given none: name the file of one by --store-password-file ({text})"
+    return text
 
 
 def _script(name: str) -> str:

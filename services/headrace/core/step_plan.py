@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from headrace.core.defaults import BATCHES_IN_FLIGHT
 from headrace.core.errors import ConfigInvalid
 
 READ, ENGINE, TRANSFER, TRAINER, WINDOW = "read", "engine", "transfer", "trainer", "window"
@@ -72,7 +73,7 @@ class Counts:
     ranks: int = 1
     workers: int = 1
     threads: int = 1
-    reads: int = 4
+    reads: int = BATCHES_IN_FLIGHT
     window: int = 0
     lanes: int = 0
 

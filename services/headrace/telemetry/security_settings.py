@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings
+
+from headrace.telemetry.service_settings import ServiceSettings
 
 
-class SecuritySettings(BaseSettings):
+class SecuritySettings(ServiceSettings):
     """Fields only; what is built of them is in headrace.wire.tls and headrace.wire.secret.
 
     Every file is read again when it changes, so that nothing is restarted for a new certificate or token.

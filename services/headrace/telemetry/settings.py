@@ -38,7 +38,9 @@ def load(cls: type[S], argv: list[str], command: str) -> S:
         with _masked_complaints():
             return CliApp.run(cls, cli_args=argv)
     except ValidationError as error:
-        found = [(".".join(str(part) for part in item["loc"]), item["msg"]) for item in error.errors()]
+        found = [
+            (".".join(str(part) for part in item["loc"]), item["msg"].removeprefix("Value error, ")) for item in error.errors()
+        ]
         lines = "; ".join(f"{where}: {what}" if where else what for where, what in found)
         raise ConfigInvalid(f"{lines} (see `{command} --help`)", setting=found[0][0]) from error
     except SettingsError as error:

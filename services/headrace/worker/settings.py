@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from headrace.core import defaults
 from headrace.telemetry.security_settings import SecuritySettings
 
 
@@ -55,8 +56,7 @@ class WorkerSettings(SecuritySettings):
         "", description="host:port under which trainers reach it; empty: this host's name and the bound port."
     )
     socket_dir: str = Field(
-        "/tmp/headrace",  # noqa: S108
-        description="Directory of the Unix socket for trainers on this node; empty: no shared memory.",
+        defaults.SOCKET_DIR, description="Directory of the Unix socket for trainers on this node; empty: no shared memory."
     )
     socket_group: str = Field(
         "",
@@ -67,7 +67,7 @@ class WorkerSettings(SecuritySettings):
     metrics_address: str = Field("0.0.0.0:7311", description="host:port of /metrics; empty: none.")
     # Not `auto` by itself: workers on unlike machines would choose unlike engines, and a job is served by one alone.
     engine: Literal["auto", "cpu", "cpu-libs", "dali", "dali-gpu", "cvcuda", "nvimgcodec", "null"] = Field(
-        "cpu",
+        defaults.ENGINE,
         description="What decodes and augments. `auto` looks at what this machine has, and logs what it chose and why; workers "
         "that are to serve one job must all choose the same. `cpu-libs` is `cpu` without its native core, for fleets where not "
         "all have it; `dali` is DALI on the CPU, `dali-gpu` on the first GPU; `cvcuda` is nvImageCodec and CV-CUDA on it, "
@@ -82,14 +82,14 @@ class WorkerSettings(SecuritySettings):
     )
     threads: int = Field(0, ge=0, le=1024, description="Threads that decode; 0: one for each core this process may use.")
     batches_in_flight: int = Field(
-        3,
+        defaults.BATCHES_IN_FLIGHT,
         ge=1,
         le=64,
         description="Batches being read or decoded at a time; one decodes on all threads, the others are read ahead. An engine "
         "that has several at once gets as many more.",
     )
     read_ahead_bytes: int = Field(
-        1 << 30, ge=1, description="Bound on the encoded bytes of a job that are read and not yet decoded."
+        defaults.READ_AHEAD_BYTES, ge=1, description="Bound on the encoded bytes of a job that are read and not yet decoded."
     )
     # Far above any read: the source's own retries give up after some ten seconds; this ends a mount that hangs.
     read_deadline_s: float = Field(120.0, gt=0, description="How long the reads of one batch may take before the job fails.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.cli.checks.finding import Finding
+from headrace.core.defaults import READ_AHEAD_BYTES
 from headrace.telemetry.descriptors import SERVICE_NEEDS, free_descriptors
 from headrace.telemetry.memory import CGROUP, available_bytes
 from headrace.wire import slot_format
@@ -33,7 +34,7 @@ class Load:
     value_bytes: int = 1
     ranks: int = 8
     slots: int = 4
-    read_ahead_bytes: int = 1 << 30
+    read_ahead_bytes: int = READ_AHEAD_BYTES
 
     @property
     def slot_bytes(self) -> int:

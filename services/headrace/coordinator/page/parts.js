@@ -172,7 +172,16 @@ export function pools(classes) {
   return rows.length ? [table(heads, rows)] : [];
 }
 
-export function workers(all) {
+// A coordinator that has not read the store since it began has nothing that was read before.
+export function troubles(replica) {
+  const error = replica.store_error;
+  if (replica.loaded || !error) return replica.troubles;
+  const why = `nothing is known yet of jobs and workers: this coordinator has not read the store since it began: ${error.replace(/\.+$/, "")}`;
+  return [why, ...replica.troubles.filter((text) => !text.includes(error))];
+}
+
+export function workers(all, loaded) {
+  if (!all.length && !loaded) return [make("p", "quiet", "Which workers there are is not known yet.")];
   if (!all.length) return [make("p", "warning", "No worker is known: start some, and see that they name this coordinator.")];
   const rows = all.map((one) => [
     one.worker, make("span", one.live ? "" : "warning", one.live ? (one.draining ? "drains" : "serves") : "silent"), short(one.node),

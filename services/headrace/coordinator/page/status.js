@@ -1,7 +1,7 @@
 // Asks the admin API every two seconds and shows what it says. All addresses are relative: the page works behind a path prefix.
 
 import { fill } from "./fill.js";
-import { events, jobCard, legend, make, pools, span, workers, worstFirst } from "./parts.js";
+import { events, jobCard, legend, make, pools, span, troubles, workers, worstFirst } from "./parts.js";
 
 const EACH_MS = 2000;
 const DEADLINE_MS = 10000;
@@ -55,14 +55,15 @@ function show(replica, jobs, open, fleet, classes) {
   const leftS = Math.max(0, replica.certificate_not_after_s - replica.now_s);
   const certificate = replica.certificate_not_after_s ? ` · certificate good for ${span(leftS)}` : "";
   fill(at("replica"), `coordinator ${replica.host} · ${replica.version} · up ${span(replica.up_s)} · ` +
-    `store ${replica.store_error ? "does not answer" : "answers"}${certificate}`);
-  fill(at("troubles"), ...replica.troubles.map((text) => make("p", "trouble", text)));
-  const none = make("p", "quiet", "No job is open. A trainer opens one with client.job(…).");
+    `store ${replica.store_error ? "does not answer" : replica.loaded ? "answers" : "not read yet"}${certificate}`);
+  fill(at("troubles"), ...troubles(replica).map((text) => make("p", "trouble", text)));
+  const none = make("p", "quiet", replica.loaded
+    ? "No job is open. A trainer opens one with client.job(…)." : "Which jobs are open is not known yet.");
   // Somebody may have opened or closed a card meanwhile.
   const cards = jobs.map((job) => jobCard(job, details.get(job.job), opened.get(job.job) ?? open.has(job.job), toggled));
   fill(at("jobs"), ...(jobs.length ? cards : [none]));
   fill(at("pools"), ...pools(classes));
-  fill(at("workers"), ...workers(fleet));
+  fill(at("workers"), ...workers(fleet, replica.loaded));
   fill(at("events-note"), `The last ${replica.events.length} that this replica saw; other replicas and its log have more.`);
   fill(at("events"), ...events(replica.events, replica.now_s));
   document.documentElement.dataset.shown = replica.now_s;
