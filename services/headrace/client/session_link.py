@@ -37,6 +37,7 @@ from headrace.core.errors import (
 )
 from headrace.core.job import Endpoint, LaneTable, Session, Stop
 from headrace.wire import convert
+from headrace.core.session_plan import SessionPlan
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.status import error_from_rpc
 
@@ -226,19 +227,31 @@ class SessionLink:
         if isinstance(self._ended, SessionSuperseded | RankClaimed):
             return
         try:
-            snapshot = self._progress.snapshot()
+        snapshot = self._progress.snapshot()
             while snapshot.bad_left:
+            self._tell_unconfirmed(snapshot.committed)
                 self._report(snapshot)
                 snapshot = self._progress.snapshot()
             request = pb.LeaveSessionRequest(id=self._id, last=self._report_message(snapshot))
             self._rpc.call("LeaveSession", request, LEAVE_DEADLINE_S)
-            self._progress.answered(snapshot)
+            self._note_recorded(snapshot)
         except HeadraceError as error:
             log.warning("leave_not_recorded", error=str(error), **self._ids)
 
     def _tell_slow_wait(self) -> None:
         since_s = self._progress.waiting_since_s
         if since_s is None or since_s == self._told_wait_s or time.monotonic() - since_s < SLOW_WAIT_S:
+            self._tell_unconfirmed(snapshot.committed)
+
+    def _tell_unconfirmed(self, committed: int) -> None:
+        """Nobody reports it any more: whoever trains on must know that the next attempt may begin before it."""
+        place = SessionPlan(self.session).locate(self._id.rank, committed - 1) if committed > self._recorded_commit else None
+        if place is not None:
+            note = (
+                "no coordinator has confirmed that the commit of this step, the last one, is recorded: another attempt without "
+                "a state may begin at an earlier step; give it the state of your checkpoint"
+            )
+            log.warning("commit_not_confirmed", epoch=place.epoch, step=place.step, note=note, **self._ids)
             return
         self._told_wait_s = since_s
         log.warning(

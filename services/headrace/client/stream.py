@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from headrace.client import arguments
 from headrace.client.batch import Batch
 from headrace.client.gpu import GpuChoice
 from headrace.client.handover import Arrived, HandOver
@@ -204,9 +205,17 @@ class Stream:
     def commit(self, deadline_s: float = 0.0) -> None:
         """All that was handed over is trained and checkpointed: a later attempt without a state goes on after it.
 
-        It is reported within a second. With a deadline above 0, it is at once, and this blocks until it is recorded; raises
-        WaitTimeout, or what ended the session.
+        It is reported within a second, and with the end of the stream. With a deadline above 0, it is at once, and this blocks
+        until it is recorded; raises WaitTimeout, or what ended the session. Raises StateInvalid once the stream is closed.
         """
+        arguments.deadline("deadline_s", deadline_s, zero=True)
+        if self._closed:
+            raise StateInvalid(
+                "commit() comes too late, and nothing was committed: the stream is closed; the last commit comes before the "
+                "end of the `with`, or before close()",
+                job=self._job.name,
+                rank=self._options.rank,
+            )
         count = self._progress.commit()
         if deadline_s > 0 and self._link is not None:
             self._link.wait_recorded(count, deadline_s)
