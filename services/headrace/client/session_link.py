@@ -18,6 +18,7 @@ import grpc
 import structlog
 
 from headrace.client.link import Identity
+from headrace.client.origin import Origin
 from headrace.client.progress import Progress, Snapshot
 from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc
 from headrace.client.transports.protocol import Intake, LaneTrouble
@@ -36,8 +37,8 @@ from headrace.core.errors import (
     WorldMismatch,
 )
 from headrace.core.job import Endpoint, LaneTable, Session, Stop
-from headrace.wire import convert
 from headrace.core.session_plan import SessionPlan
+from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.status import error_from_rpc
 
@@ -68,6 +69,7 @@ class SessionLink:
         self.session = session
         self.intake = intake
         self.stop: Stop | None = None
+        self._origin = Origin()
         self._rpc = rpc
         self._node = identity.node
         self._progress = progress
@@ -124,7 +126,9 @@ class SessionLink:
         )
 
     def close(self) -> None:
-        """Leave with the last cursors, then end threads, intake and channels; idempotent."""
+        """Leave with the last cursors, then end threads, intake and channels; idempotent. Nothing in a forked child."""
+        if not self._origin.here:  # also no lock: a thread that is not here may have held it
+            return
         with self._close_lock:
             if self._closed:
                 return
@@ -224,12 +228,12 @@ class SessionLink:
 
     def _leave(self) -> None:
         """One last report each 1000 bad samples, then the rank is given back. Failing that, the claim lapses by itself."""
+        snapshot = self._progress.snapshot()
         if isinstance(self._ended, SessionSuperseded | RankClaimed):
+            self._tell_unconfirmed(snapshot.committed)
             return
         try:
-        snapshot = self._progress.snapshot()
             while snapshot.bad_left:
-            self._tell_unconfirmed(snapshot.committed)
                 self._report(snapshot)
                 snapshot = self._progress.snapshot()
             request = pb.LeaveSessionRequest(id=self._id, last=self._report_message(snapshot))
@@ -237,10 +241,6 @@ class SessionLink:
             self._note_recorded(snapshot)
         except HeadraceError as error:
             log.warning("leave_not_recorded", error=str(error), **self._ids)
-
-    def _tell_slow_wait(self) -> None:
-        since_s = self._progress.waiting_since_s
-        if since_s is None or since_s == self._told_wait_s or time.monotonic() - since_s < SLOW_WAIT_S:
             self._tell_unconfirmed(snapshot.committed)
 
     def _tell_unconfirmed(self, committed: int) -> None:
@@ -252,6 +252,10 @@ class SessionLink:
                 "a state may begin at an earlier step; give it the state of your checkpoint"
             )
             log.warning("commit_not_confirmed", epoch=place.epoch, step=place.step, note=note, **self._ids)
+
+    def _tell_slow_wait(self) -> None:
+        since_s = self._progress.waiting_since_s
+        if since_s is None or since_s == self._told_wait_s or time.monotonic() - since_s < SLOW_WAIT_S:
             return
         self._told_wait_s = since_s
         log.warning(

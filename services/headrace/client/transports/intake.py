@@ -25,6 +25,7 @@ from functools import lru_cache
 import structlog
 
 from headrace.client.gpu import Gpu
+from headrace.client.origin import Origin
 from headrace.client.transports import waiting
 from headrace.client.transports.connections import Connections
 from headrace.client.transports.links import Identity, Links
@@ -82,6 +83,7 @@ class ThreadIntake:
         calls: Calls | None = None,
         gpu: Gpu | None = None,
     ) -> None:
+        self._origin = Origin()
         self._session = session
         self._rank = rank
         self._plan = SessionPlan(session)
@@ -195,7 +197,9 @@ class ThreadIntake:
             )
 
     def close(self) -> None:
-        """See Intake."""
+        """See Intake. Nothing in a forked child."""
+        if not self._origin.here:
+            return
         with self._lock:
             if not self._closing:
                 self._closing = True
