@@ -363,7 +363,10 @@ class ThreadIntake:
     def _describe(self, index: int, now_s: float) -> str:
         peers = list(self._links.peers.values())
         position = self._plan.locate(self._rank, index)
-        return waiting.describe(self._arrivals.awaited(index), position, peers, self._table_known, now_s)
+        fingerprint = self._session.job.fingerprint
+        return waiting.describe(
+            self._arrivals.awaited(index), position, peers, self._table_known, now_s, fingerprint=fingerprint
+        )
 
     def _timeout(self, index: int, deadline_s: float, now_s: float) -> WaitTimeout:
         text = f"waited {deadline_s:.1f} s: {self._describe(index, now_s)}"
