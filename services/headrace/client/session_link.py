@@ -121,7 +121,7 @@ class SessionLink:
                 raise self._ended
         raise WaitTimeout(
             f"the coordinator at {', '.join(self._rpc.addresses)} did not record the commit of {committed} batches within "
-            f"{deadline_s:g} s; it is reported again until it does",
+            f"{deadline_s:g} s; it is reported again until it does, or the stream is closed",
             **self._ids,
         )
 
