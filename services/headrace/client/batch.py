@@ -32,8 +32,9 @@ class Batch:
 
     pixels: read-only array in the job's output layout and dtype (bfloat16 as ml_dtypes.bfloat16 where that package is
     installed, else as uint16 of the same bits). It is a view into the slot that the worker filled: it is valid until the
-    next batch is asked for or the stream is closed; later `pixels` raises BatchReleased, and an array kept from before
-    must not be used. `copy()` gives a batch that stays. Everything else stays valid anyway:
+    next batch is asked for or the stream is closed; later `pixels` raises BatchReleased. An array kept from before can still be
+    read, also after the stream's and the worker's end, but the slot may hold another batch by then, or half of one; it keeps
+    the whole slab mapped, all slots of it. `copy()` gives a batch that stays. Everything else stays valid anyway:
 
     on_device: the pixels on a GPU, where they came by `cuda_ipc`, else None; valid as long as `pixels`, which is then a copy in
     host memory, made when it is first asked for.
@@ -212,9 +213,14 @@ class Batch:
 
 
 def pixel_view(slot: memoryview, header: SlotHeader) -> NDArray[Any]:
-    """Read-only array over a slot's pixels. The caller has checked that the header's lengths agree."""
-    pixels: NDArray[Any] = np.ndarray(header.shape, numpy_dtype(header.dtype), slot.toreadonly(), slot_format.PIXEL_OFFSET)
-    return pixels
+    """Array over a slot's pixels, read-only as the slot is. The caller has checked that the header's lengths agree.
+
+    The array, and all that is made of it, holds the mapping. `np.ndarray(buffer=...)` would not: it keeps the mmap's object
+    but not the export of its memory, so that the mapping could be closed under an array, and reading that kills the process.
+    """
+    dtype = numpy_dtype(header.dtype)
+    flat: NDArray[Any] = np.frombuffer(slot, dtype, header.pixel_bytes // dtype.itemsize, slot_format.PIXEL_OFFSET)
+    return flat.reshape(header.shape)
 
 
 @lru_cache

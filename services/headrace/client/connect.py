@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from headrace.client import arguments
 from headrace.client.gpu import GpuChoice, check_device
 from headrace.client.link import Identity, Link
 from headrace.client.options import StreamOptions
 from headrace.client.progress import Progress
 from headrace.client.stream import Stream
 from headrace.client.transports.protocol import TransportChoice
-from headrace.core.job import JobSpec, Shuffle, StreamState, Tail
-from headrace.core.pipeline_spec import PipelineSpec
+from headrace.core.errors import ConfigInvalid
+from headrace.core.job import MAX_WORLD, JobSpec, Shuffle, StreamState, Tail
+from headrace.core.pipeline_spec import PipelineSpec, shown
 from headrace.telemetry.descriptors import need_descriptors
 from headrace.telemetry.node import node_id
 
@@ -35,33 +37,46 @@ _STREAM_NEEDS = 16
 
 
 def connect(
-    addresses: str,
+    addresses: str | Sequence[str],
     *,
     deadline_s: float = OPEN_DEADLINE_S,
     token: str = "",
-    token_file: str = "",
-    tls_ca: str = "",
-    tls_cert: str = "",
-    tls_key: str = "",
+    token_file: str | os.PathLike[str] = "",
+    tls_ca: str | os.PathLike[str] = "",
+    tls_cert: str | os.PathLike[str] = "",
+    tls_key: str | os.PathLike[str] = "",
     tls_worker_name: str = "",
     allow_plaintext_tokens: bool | None = None,
 ) -> Client:
-    """A client of the coordinator replicas at `addresses`: "host:port", or several with commas between.
+    """A client of the coordinator replicas at `addresses`: "host:port", or several with commas between or in a list.
 
     No call is made yet. deadline_s: longest time to go on trying to open a job while no coordinator answers. Warnings go to
     standard error, more with HEADRACE_LOG_LEVEL=info, unless the process configures structlog. The others are TLS and token,
-    see client.security.SecurityOptions; each is also a variable, as HEADRACE_TOKEN_FILE. Raises ConfigInvalid for a malformed
-    address, files that cannot be used, or a token that would go to another machine without TLS; OutOfDescriptors.
+    see client.security.SecurityOptions; each is also a variable, as HEADRACE_TOKEN_FILE. Raises ConfigInvalid for an argument
+    that is not what it must be, a malformed address, files that cannot be used, or a token that would go to another machine
+    without TLS; OutOfDescriptors.
     """
+    text, deadline_s = arguments.addresses(addresses), arguments.deadline("deadline_s", deadline_s, zero=True)
+    arguments.text("token", token)
+    arguments.text("tls_worker_name", tls_worker_name)
+    arguments.choice("allow_plaintext_tokens", allow_plaintext_tokens, Literal[True, False, None])
     need_descriptors(_CLIENT_NEEDS, "headrace.connect")
     from headrace.client.logs import keep_out_of_the_way
     from headrace.client.rpc import CoordinatorRpc, addresses_of
     from headrace.client.security import SecurityOptions
 
     keep_out_of_the_way()
-    security = SecurityOptions(token, token_file, tls_ca, tls_cert, tls_key, tls_worker_name, allow_plaintext_tokens)
-    coordinators, workers = security.calls(addresses_of(addresses))
-    return Client(CoordinatorRpc(addresses, coordinators), deadline_s, workers)
+    security = SecurityOptions(
+        token,
+        arguments.path("token_file", token_file),
+        arguments.path("tls_ca", tls_ca),
+        arguments.path("tls_cert", tls_cert),
+        arguments.path("tls_key", tls_key),
+        tls_worker_name,
+        allow_plaintext_tokens,
+    )
+    coordinators, workers = security.calls(addresses_of(text))
+    return Client(CoordinatorRpc(text, coordinators), deadline_s, workers)
 
 
 class Client:
@@ -90,7 +105,7 @@ class Client:
         batch_size: int,
         pipeline: PipelineSpec | None = None,
         seed: int = 0,
-        shuffle: Shuffle | None = None,
+        shuffle: Shuffle | bool | None = None,
         tail: Tail = "drop",
         fingerprint: str = "",
         max_bad_share: float = 0.05,
@@ -100,19 +115,20 @@ class Client:
         """Open a job, or join it if it is open with the same parameters. Every rank calls this.
 
         dataset: what `headrace index` has indexed, as the fleet reaches it: a directory or an address (a relative path is taken
-        from this process's working directory). fingerprint: engine that must serve it; empty takes the first
+        from this process's working directory). shuffle: False keeps the order of the manifest; True and None are Shuffle().
+        fingerprint: engine that must serve it; empty takes the first
         worker's, `any` allows several. max_bad_share: a session stops, with TooManyBadSamples, when more of its samples were
         bad; 1 never stops it. world: to refuse now what would give no rank a step. keep_s: seconds after its last use in
-        which the fleet forgets it, for a job that is no training; 0 keeps it for months. Raises SpecInvalid, JobMismatch,
-        ManifestMissing, ManifestInvalid, NoSteps, EngineUnsupported, CoordinatorUnavailable.
+        which the fleet forgets it, for a job that is no training; 0 keeps it for months. Raises ConfigInvalid, SpecInvalid,
+        JobMismatch, ManifestMissing, ManifestInvalid, NoSteps, EngineUnsupported, CoordinatorUnavailable.
         """
         spec = JobSpec(
             name=name,
             dataset=_absolute(dataset),
             batch_size=batch_size,
-            pipeline=pipeline or PipelineSpec(),
+            pipeline=PipelineSpec() if pipeline is None else pipeline,
             seed=seed,
-            shuffle=shuffle or Shuffle(),
+            shuffle=arguments.shuffle(shuffle),
             tail=tail,
             fingerprint=fingerprint,
             max_bad_share=max_bad_share,
@@ -121,6 +137,10 @@ class Client:
 
     def open(self, spec: JobSpec, *, world: int = 1, keep_s: int = 0) -> Job:
         """As `job`, from a spec."""
+        if not isinstance(spec, JobSpec):
+            raise ConfigInvalid(f"spec must be a JobSpec, not {shown(spec)}", field="spec")
+        arguments.whole("world", world, 1, MAX_WORLD)
+        arguments.whole("keep_s", keep_s, 0, 2**32 - 1)
         from headrace.client.join import open_job
 
         return Job(open_job(self._rpc, spec, world, self._deadline_s, keep_s), self._rpc.another, self._workers)
@@ -128,7 +148,7 @@ class Client:
 
 def _absolute(dataset: str | os.PathLike[str]) -> str:
     """Coordinator and workers have working directories of their own, so that only an absolute path names the same data."""
-    address = os.fspath(dataset)
+    address = arguments.path("dataset", dataset)
     return address if not address or "://" in address else str(Path(address).expanduser().absolute())
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any
 
+from headrace.client import arguments
 from headrace.client.transports.protocol import TransportChoice
 from headrace.core.errors import ConfigInvalid, StateInvalid, WorldMismatch
 from headrace.core.job import ATTEMPT_BOUND, MAX_WORLD, JobSpec, StreamState
@@ -32,23 +33,19 @@ class StreamOptions:
     join_deadline_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("rank", "world", "epochs"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ConfigInvalid(f"{name} must be a whole number of at least 0, not {value!r}", field=name)
+        for name, most in (("rank", MAX_WORLD), ("world", 2**31), ("epochs", ATTEMPT_BOUND - 1)):
+            arguments.whole(name, getattr(self, name), 0, most)
         if not 1 <= self.world <= MAX_WORLD or self.rank >= self.world:
             raise WorldMismatch(
                 f"rank {self.rank} does not lie in a world of {self.world} (1 to {MAX_WORLD}, ranks from 0)",
                 rank=self.rank,
                 world=self.world,
             )
-        if self.transport not in get_args(TransportChoice):
-            raise ConfigInvalid(
-                f"transport must be one of {', '.join(get_args(TransportChoice))}, not {self.transport!r}", field="transport"
-            )
+        if self.attempt is not None:
+            arguments.whole("attempt", self.attempt, 0, ATTEMPT_BOUND - 1)
+        arguments.choice("transport", self.transport, TransportChoice)
         for name in ("wait_deadline_s", "join_deadline_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigInvalid(f"{name} must be above 0 and finite: no wait is endless", field=name)
+            arguments.deadline(name, getattr(self, name))
 
     @property
     def fixed_attempt(self) -> int:
@@ -58,16 +55,11 @@ class StreamOptions:
         would present an attempt that is long over.
         """
         if self.attempt is not None:
-            value: str | int = self.attempt
-        else:
-            value = os.environ.get("HEADRACE_ATTEMPT", "").strip() or 0
-        try:
-            attempt = int(value)
-        except ValueError as error:
-            raise ConfigInvalid(f"HEADRACE_ATTEMPT must be a whole number, not {value!r}", field="attempt") from error
-        if not 0 <= attempt < ATTEMPT_BOUND:
-            raise ConfigInvalid(f"attempt must be from 0 to 2^53-1, not {attempt}", field="attempt")
-        return attempt
+            return self.attempt
+        value = os.environ.get("HEADRACE_ATTEMPT", "").strip() or "0"
+        if not value.isdecimal() or int(value) >= ATTEMPT_BOUND:
+            raise ConfigInvalid(f"HEADRACE_ATTEMPT must be a whole number from 0 to 2^53-1, not {value!r}", field="attempt")
+        return int(value)
 
 
 def state_to_dict(job: JobSpec, state: StreamState) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
+from headrace.client.origin import Origin
 from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, StoreUnavailable, WaitTimeout
 from headrace.telemetry.addresses import reachable_address
@@ -50,6 +51,7 @@ class CoordinatorRpc:
     def __init__(self, addresses: str, calls: Calls | None = None) -> None:
         self.addresses = addresses_of(addresses)
         self._calls = calls or Calls()
+        self._origin = Origin()
         self._lock = threading.Lock()
         self._current = 0
         self._closed = False
@@ -61,6 +63,7 @@ class CoordinatorRpc:
 
     def call(self, method: str, request: Any, deadline_s: float = CALL_DEADLINE_S) -> Any:
         """One call, tried at each replica once. Raises what the coordinator raised, CoordinatorUnavailable if none answered."""
+        self._origin.check("client")
         last: HeadraceError | None = None
         reason = "no time left"
         failures: list[tuple[int, HeadraceError]] = []
@@ -104,7 +107,9 @@ class CoordinatorRpc:
                 self._current = (number + 1) % len(self._stubs)
 
     def close(self) -> None:
-        """Close the channels; idempotent. Calls in flight end."""
+        """Close the channels; idempotent. Calls in flight end. Nothing in a forked child."""
+        if not self._origin.here:
+            return
         with self._lock:
             self._closed = True
             channels = [*self._channels, *(channel for _, channel in self._retired)]

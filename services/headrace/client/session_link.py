@@ -18,6 +18,7 @@ import grpc
 import structlog
 
 from headrace.client.link import Identity
+from headrace.client.origin import Origin
 from headrace.client.progress import Progress, Snapshot
 from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc
 from headrace.client.transports.protocol import Intake, LaneTrouble
@@ -36,6 +37,7 @@ from headrace.core.errors import (
     WorldMismatch,
 )
 from headrace.core.job import Endpoint, LaneTable, Session, Stop
+from headrace.core.session_plan import SessionPlan
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.status import error_from_rpc
@@ -67,6 +69,7 @@ class SessionLink:
         self.session = session
         self.intake = intake
         self.stop: Stop | None = None
+        self._origin = Origin()
         self._rpc = rpc
         self._node = identity.node
         self._progress = progress
@@ -118,12 +121,14 @@ class SessionLink:
                 raise self._ended
         raise WaitTimeout(
             f"the coordinator at {', '.join(self._rpc.addresses)} did not record the commit of {committed} batches within "
-            f"{deadline_s:g} s; it is reported again until it does",
+            f"{deadline_s:g} s; it is reported again until it does, or the stream is closed",
             **self._ids,
         )
 
     def close(self) -> None:
-        """Leave with the last cursors, then end threads, intake and channels; idempotent."""
+        """Leave with the last cursors, then end threads, intake and channels; idempotent. Nothing in a forked child."""
+        if not self._origin.here:  # also no lock: a thread that is not here may have held it
+            return
         with self._close_lock:
             if self._closed:
                 return
@@ -223,18 +228,30 @@ class SessionLink:
 
     def _leave(self) -> None:
         """One last report each 1000 bad samples, then the rank is given back. Failing that, the claim lapses by itself."""
+        snapshot = self._progress.snapshot()
         if isinstance(self._ended, SessionSuperseded | RankClaimed):
+            self._tell_unconfirmed(snapshot.committed)
             return
         try:
-            snapshot = self._progress.snapshot()
             while snapshot.bad_left:
                 self._report(snapshot)
                 snapshot = self._progress.snapshot()
             request = pb.LeaveSessionRequest(id=self._id, last=self._report_message(snapshot))
             self._rpc.call("LeaveSession", request, LEAVE_DEADLINE_S)
-            self._progress.answered(snapshot)
+            self._note_recorded(snapshot)
         except HeadraceError as error:
             log.warning("leave_not_recorded", error=str(error), **self._ids)
+            self._tell_unconfirmed(snapshot.committed)
+
+    def _tell_unconfirmed(self, committed: int) -> None:
+        """Nobody reports it any more: whoever trains on must know that the next attempt may begin before it."""
+        place = SessionPlan(self.session).locate(self._id.rank, committed - 1) if committed > self._recorded_commit else None
+        if place is not None:
+            note = (
+                "no coordinator has confirmed that the commit of this step, the last one, is recorded: another attempt without "
+                "a state may begin at an earlier step; give it the state of your checkpoint"
+            )
+            log.warning("commit_not_confirmed", epoch=place.epoch, step=place.step, note=note, **self._ids)
 
     def _tell_slow_wait(self) -> None:
         since_s = self._progress.waiting_since_s

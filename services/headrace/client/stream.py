@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from headrace.client import arguments
 from headrace.client.batch import Batch
 from headrace.client.gpu import GpuChoice
 from headrace.client.handover import Arrived, HandOver
 from headrace.client.link import Connector, Link
 from headrace.client.options import StreamOptions, state_from_dict, state_to_dict
+from headrace.client.origin import Origin
 from headrace.client.progress import Progress
 from headrace.core.errors import StateInvalid
 from headrace.core.job import JobSpec, Session, StreamState
@@ -58,7 +60,8 @@ class Stream:
     loop says to go on after the batch in hand, and `commit()` commits it too.
 
     Use it as a context manager, or call `close()`. A signal handler may raise an exception, also while a batch is waited for,
-    but must not call the stream's methods: set a flag, and look at it between batches.
+    but must not call the stream's methods: set a flag, and look at it between batches. In a forked child the methods raise
+    StateInvalid, and the end of the `with`, `close()` and the end of the process do nothing: the stream goes on in the parent.
     """
 
     def __init__(self, job: JobSpec, options: StreamOptions, connect: Connector, gpu: GpuChoice | None = None) -> None:
@@ -67,6 +70,7 @@ class Stream:
         self._gpu = gpu or GpuChoice()
         self._connect = connect
         self._progress = Progress()
+        self._origin = Origin()
         self._state: StreamState | None = None
         self._link: Link | None = None
         self._hand: HandOver | None = None
@@ -84,7 +88,12 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """Leave the session and end every thread, process and socket of this stream; idempotent; a few seconds at most."""
+        """Leave the session and end every thread, process and socket of this stream; idempotent; a few seconds at most.
+
+        In a forked child it does nothing: all of that is the parent's.
+        """
+        if not self._origin.here:
+            return
         self._closed = True
         self._expire()
         self._staged = None
@@ -101,6 +110,7 @@ class Stream:
         return self._joined().plan.session
 
     def _joined(self) -> HandOver:
+        self._origin.check("stream")
         if self._closed:
             raise StateInvalid("the stream is closed: open another with job.stream(...)", job=self._job.name)
         if self._hand is None:
@@ -160,6 +170,7 @@ class Stream:
 
     def _expire(self) -> None:
         """The batch in hand is done with: its memory goes back."""
+        self._origin.check("stream")
         if self._in_hand is not None and self._hand is not None:
             self._in_hand.release()
             self._in_hand = None
@@ -186,6 +197,7 @@ class Stream:
 
         All ranks of a step have equal states. Any world size may resume from it, by `load_state_dict` or `state=`.
         """
+        self._origin.check("stream")
         if self._hand is None and self._state is not None:
             return state_to_dict(self._job, self._state)
         hand = self._hand or self._joined()
@@ -193,6 +205,7 @@ class Stream:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. Raises StateInvalid if it does not fit the job, or once the session was joined."""
+        self._origin.check("stream")
         if self._hand is not None or self._closed:
             raise StateInvalid(
                 "load_state_dict() comes too late: call it before the first for, len(), epochs() or join() of this stream",
@@ -204,9 +217,18 @@ class Stream:
     def commit(self, deadline_s: float = 0.0) -> None:
         """All that was handed over is trained and checkpointed: a later attempt without a state goes on after it.
 
-        It is reported within a second. With a deadline above 0, it is at once, and this blocks until it is recorded; raises
-        WaitTimeout, or what ended the session.
+        It is reported within a second, and with the end of the stream. With a deadline above 0, it is at once, and this blocks
+        until it is recorded; raises WaitTimeout, or what ended the session. Raises StateInvalid once the stream is closed.
         """
+        self._origin.check("stream")
+        arguments.deadline("deadline_s", deadline_s, zero=True)
+        if self._closed:
+            raise StateInvalid(
+                "commit() comes too late, and nothing was committed: the stream is closed; the last commit comes before the "
+                "end of the `with`, or before close()",
+                job=self._job.name,
+                rank=self._options.rank,
+            )
         count = self._progress.commit()
         if deadline_s > 0 and self._link is not None:
             self._link.wait_recorded(count, deadline_s)
@@ -230,6 +252,7 @@ class Stream:
 
     def stats(self) -> StreamStats:
         """Numbers so far; also after close()."""
+        self._origin.check("stream")
         totals = self._progress.snapshot()
         status = self._link.intake.status() if self._link is not None else None
         waits = totals.wait_by_cause

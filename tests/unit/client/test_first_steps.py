@@ -99,5 +99,15 @@ def test_a_lane_that_never_had_an_owner_is_not_ownerless_since_the_machine_start
     text = describe(arrivals.awaited(0), position, [], True, now_s=5000.0)
     assert "no worker holds its lane: check that workers run" in text
     assert "since" not in text
+    assert "fingerprint" not in text
     arrivals.table([""], [1], 3, now_s=4990.0)
     assert "no worker holds its lane since 10.0 s" in describe(arrivals.awaited(0), position, [], True, now_s=5000.0)
+
+
+@pytest.mark.parametrize("fingerprint", ["", "any", "nope", "x" * 1000])
+def test_a_lane_without_an_owner_says_which_engine_the_job_demands(fingerprint: str) -> None:
+    arrivals = Arrivals(lambda index: 0, lanes=1, window=3)
+    text = describe(arrivals.awaited(0), Position(0, 0, 0, 0), [], True, 1.0, fingerprint=fingerprint)
+    assert ("takes no other (`headrace status --json`" in text) == (fingerprint not in ("", "any"))
+    assert fingerprint not in ("nope",) or "has the fingerprint 'nope'" in text
+    assert len(text) < 500

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.client.link import Identity
 from headrace.client.progress import Bad, Progress
@@ -15,7 +16,7 @@ from headrace.client.session_link import SessionLink
 from headrace.client.transports.protocol import IntakeStatus, LaneTrouble
 from headrace.coordinator.requests import progress_of
 from headrace.core.epoch_plan import lane_count
-from headrace.core.errors import TooManyBadSamples
+from headrace.core.errors import SessionSuperseded, TooManyBadSamples
 from headrace.core.job import JobSpec, LaneTable, Session, Stop
 from headrace.core.pipeline_spec import CenterCrop, PipelineSpec
 from headrace.testing.memory_stream import MemoryIntake
@@ -93,3 +94,39 @@ def test_a_stop_reaches_a_rank_that_already_waits_for_a_batch_beyond_it(link: Se
     assert progress_of(report).stop == Stop(7, "rotten")
     link._take_table(table(Stop(5, "sooner")))
     assert link.stop == Stop(5, "sooner")
+
+
+def committed_after(link: SessionLink, batches: int) -> None:
+    for _ in range(batches):
+        link._progress.handed_over(4, "shm", {}, [])
+    link._progress.commit()
+
+
+@pytest.mark.parametrize("superseded", [False, True])
+def test_a_commit_that_nobody_confirmed_before_the_stream_closed_is_named(link: SessionLink, superseded: bool) -> None:
+    committed_after(link, 3)
+    if superseded:
+        link._end(SessionSuperseded("a later attempt"))
+    with capture_logs() as lines:
+        link.close()
+    told = [line for line in lines if line["event"] == "commit_not_confirmed"]
+    assert [(line["epoch"], line["step"], line["job"], line["rank"]) for line in told] == [(0, 2, "job", 0)]
+    assert told[0]["log_level"] == "warning"
+
+
+@pytest.mark.parametrize("batches", [0, 3])
+def test_nothing_is_told_of_commits_that_are_recorded(link: SessionLink, batches: int) -> None:
+    committed_after(link, batches)
+    if batches:
+        link._note_recorded(link._progress.snapshot())
+    with capture_logs() as lines:
+        link.close()
+    assert [line["event"] for line in lines] == ["leave_not_recorded"]
+
+
+def test_the_last_report_confirms_what_was_committed_just_before(link: SessionLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed_after(link, 3)
+    monkeypatch.setattr(link._rpc, "call", lambda *_: None)
+    with capture_logs() as lines:
+        link.close()
+    assert lines == []

@@ -425,6 +425,19 @@ def test_after_close_nothing_is_handed_over() -> None:
     assert made.state_dict()["step"] == 1
 
 
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("deadline_s", [0.0, 3.0])
+def test_a_commit_after_close_is_an_error_and_commits_nothing(joined: bool, deadline_s: float) -> None:
+    with stream() as made:
+        if joined:
+            next(iter(made))
+            made.commit()
+            next(iter(made))
+    with pytest.raises(errors.StateInvalid, match=r"before the end of the `with`"):
+        made.commit(deadline_s=deadline_s)
+    assert made.stats().committed == int(joined)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

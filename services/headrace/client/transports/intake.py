@@ -25,6 +25,7 @@ from functools import lru_cache
 import structlog
 
 from headrace.client.gpu import Gpu
+from headrace.client.origin import Origin
 from headrace.client.transports import waiting
 from headrace.client.transports.connections import Connections
 from headrace.client.transports.links import Identity, Links
@@ -82,6 +83,7 @@ class ThreadIntake:
         calls: Calls | None = None,
         gpu: Gpu | None = None,
     ) -> None:
+        self._origin = Origin()
         self._session = session
         self._rank = rank
         self._plan = SessionPlan(session)
@@ -195,7 +197,9 @@ class ThreadIntake:
             )
 
     def close(self) -> None:
-        """See Intake."""
+        """See Intake. Nothing in a forked child."""
+        if not self._origin.here:
+            return
         with self._lock:
             if not self._closing:
                 self._closing = True
@@ -359,7 +363,10 @@ class ThreadIntake:
     def _describe(self, index: int, now_s: float) -> str:
         peers = list(self._links.peers.values())
         position = self._plan.locate(self._rank, index)
-        return waiting.describe(self._arrivals.awaited(index), position, peers, self._table_known, now_s)
+        fingerprint = self._session.job.fingerprint
+        return waiting.describe(
+            self._arrivals.awaited(index), position, peers, self._table_known, now_s, fingerprint=fingerprint
+        )
 
     def _timeout(self, index: int, deadline_s: float, now_s: float) -> WaitTimeout:
         text = f"waited {deadline_s:.1f} s: {self._describe(index, now_s)}"

@@ -243,7 +243,7 @@ class Links:
                     self._selector.modify(peer.link.socket, events, peer)
 
     def close(self) -> None:
-        """End everything; mappings with views of the trainer go with the last of those."""
+        """End everything; a mapping that arrays of the trainer still hold goes with the last of them."""
         for peer in self.peers.values():
             if peer.link is not None:
                 self.unlink(peer, "closed", 0.0)

@@ -1,7 +1,9 @@
 """Slabs as the trainer sees them: mapped read-only, with a life that ends when the last batch in it is done with.
 
 A slab is cut into `slots` slots of `slot_bytes`; index i lies in slot `i % slots`. The mapping lives as long as its
-connection or a batch in it; views are handed out by `view` and taken back by `take_back`. Nothing is freed in `__del__`.
+connection, a batch in it, or an array of the trainer over it; views are handed out by `view` and taken back by `take_back`.
+Arrays hold the mapping itself, not the view: `close` is refused while there is one, and is tried again, or the last array's
+end unmaps what was forgotten with its stream.
 """
 
 from __future__ import annotations
@@ -81,18 +83,18 @@ class Slab:
                 log.warning("slab_not_unpinned", transport=self.transport, reason=error.message)
 
     def take_back(self, below: int) -> None:
-        """End the views of indexes below a number, so far as no array of the trainer hangs on them."""
+        """End our views of indexes below a number. Arrays made from them go on: each holds the mapping."""
         for index in list(self._views):
             if index >= below:
                 continue
             try:
                 self._views[index].release()
-            except BufferError:  # an array made from it is still referenced; closing waits for that
+            except BufferError:  # something reads this very view; closing waits for that
                 continue
             del self._views[index]
 
     def close(self, below: int) -> bool:
-        """Unmap, if no view is left after taking back those below a number. True if it is gone."""
+        """Unmap, if no view and no array is left after taking back those below a number. True if it is gone."""
         self.take_back(below)
         if self._views:
             return False
@@ -103,7 +105,7 @@ class Slab:
         self._unpin()
         try:
             self.memory.close()
-        except BufferError:
+        except BufferError:  # an array of the trainer
             return False
         return True
 

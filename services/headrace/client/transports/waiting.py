@@ -6,6 +6,8 @@ import math
 
 from headrace.client.transports.peers import Peer
 from headrace.core.arrivals import Awaited
+from headrace.core.job import ANY_FINGERPRINT
+from headrace.core.pipeline_spec import shown
 from headrace.core.session_plan import Position
 
 
@@ -23,8 +25,14 @@ def milestones(awaited: Awaited, peers: list[Peer]) -> dict[str, float]:
     return {"leased": math.inf}
 
 
-def describe(awaited: Awaited, position: Position | None, peers: list[Peer], table_known: bool, now_s: float) -> str:
-    """One sentence about an index that is not here. peers: all incarnations of workers that are or were connected."""
+def describe(
+    awaited: Awaited, position: Position | None, peers: list[Peer], table_known: bool, now_s: float, *, fingerprint: str = ""
+) -> str:
+    """One sentence about an index that is not here.
+
+    peers: all incarnations of workers that are or were connected. fingerprint: that the job demands; a rank is not told which
+    ones the live workers have.
+    """
     if position is None:
         return f"batch index {awaited.index} lies past the session's end"
     what = (
@@ -36,7 +44,13 @@ def describe(awaited: Awaited, position: Position | None, peers: list[Peer], tab
     held_s = now_s - awaited.owner_since_s
     if not awaited.worker:
         since = f" since {held_s:.1f} s" if awaited.owner_since_s else ""
-        return f"{what} is not here; no worker holds its lane{since}: check that workers run and reach the coordinator"
+        text = f"{what} is not here; no worker holds its lane{since}: check that workers run and reach the coordinator"
+        if fingerprint in ("", ANY_FINGERPRINT):
+            return text
+        return (
+            f"{text}, and that one of them has the fingerprint {shown(fingerprint)}, since this job takes no other "
+            "(`headrace status --json` lists theirs)"
+        )
     text = f"{what} is awaited from worker {awaited.worker}, which holds the lane since {held_s:.1f} s"
     if awaited.started_by:
         text += f"; worker {awaited.started_by} STARTED it {now_s - awaited.started_since_s:.1f} s ago"
