@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from headrace.testing.cluster import Cluster
 from headrace.testing.processes import free_address
@@ -56,6 +57,16 @@ def test_with_the_right_secrets_all_is_well_and_nothing_is_left_behind(fleet: Cl
     log = fleet.logs()["coordinator-0"]
     assert "worker_seen" not in log
     assert "job_opened" not in log
+
+
+def test_a_store_that_may_throw_records_away_is_noted(fleet: Cluster) -> None:
+    with redis.Redis.from_url(fleet.store_url) as store:
+        store.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            line = asked("all", HEADRACE_COORDINATOR_STORE=fleet.store_url)["store"]
+        finally:
+            store.config_set("maxmemory-policy", "noeviction")
+    assert line["state"] == "note" and "maxmemory-policy noeviction" in line["advice"]
 
 
 def test_a_pods_own_variable_names_the_coordinator(fleet: Cluster) -> None:

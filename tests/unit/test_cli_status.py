@@ -104,6 +104,14 @@ def test_what_is_wrong_with_the_replica_comes_first(coordinator: Coordinator) ->
     assert first.startswith("! the store has failed for 0 s: no store at 127.0.0.1:1")
 
 
+@pytest.mark.parametrize("loaded", [True, False])
+def test_what_was_never_read_is_not_said_to_be_shown(coordinator: Coordinator, loaded: bool) -> None:
+    coordinator.board.store_error, coordinator.board.loaded = "no store at 127.0.0.1:1", loaded
+    (trouble,) = json.loads(run("--admin", coordinator.admin, "--json").output)["replica"]["troubles"]
+    assert ("What is shown was read before" in trouble) is loaded
+    assert ("Nothing was read from it yet" in trouble) is not loaded
+
+
 def test_an_empty_fleet_says_what_to_do_next(coordinator: Coordinator) -> None:
     output = run("--admin", coordinator.admin).output
     assert "No job is open" in output and "No worker is known: start some" in output

@@ -24,6 +24,8 @@ class Duration(click.ParamType[float]):
         found = _FORM.fullmatch(str(value))
         if found is None or not math.isfinite(seconds := float(found[1]) * _UNITS[found[2]]):
             self.fail(f"{value!r} is no time: write 120ms, 0.12s or 90us", param, ctx)
+        if not found[2] and seconds >= 1:  # mostly meant as milliseconds, and a step of 20 s is waited for for half an hour
+            self.fail(f"{value!r} has no unit: write {found[1]}ms or {found[1]}s", param, ctx)
         return seconds
 
 

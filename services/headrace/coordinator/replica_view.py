@@ -87,9 +87,10 @@ def _event(event: RecentEvent) -> EventView:
 def _troubles(board: Board, ahead_s: float, left_s: float | None) -> list[str]:
     found = list[str]()
     if board.store_error:
+        shown = "What is shown was read before" if board.loaded else "Nothing was read from it yet"
         found.append(
-            f"the store has failed for {board.failing_s:.0f} s: {board.store_error}. What is shown was read before; "
-            "workers and trainers go on with the leases they hold"
+            f"the store has failed for {board.failing_s:.0f} s: {board.store_error}. {shown}; workers and trainers go on with "
+            "the leases they hold"
         )
     elif not board.loaded:
         found.append("jobs are still being read from the store")

@@ -123,9 +123,10 @@ def _check_same(recorded: JobSpec, given: JobSpec) -> None:
         return
     old, new = dict(_flat(recorded.to_dict())), dict(_flat(given.to_dict()))
     name = next(key for key in [*old, *new] if old.get(key) != new.get(key))
+    why = "its data set was indexed again since: " if name == "manifest_hash" else ""
     raise JobMismatch(
         f"job {recorded.name} is open with {name}={old.get(name)!r}, not {new.get(name)!r}; "
-        "choose another job name, or open it with the same parameters",
+        f"{why}choose another job name, or open it with the same parameters",
         job=recorded.name, field=name, recorded=str(old.get(name)), given=str(new.get(name)),
     )  # fmt: skip
 

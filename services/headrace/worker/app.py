@@ -240,4 +240,4 @@ def _advertised(settings: WorkerSettings, port: int) -> str:
     host, _ = split_address(settings.grpc_address)
     if host in ("0.0.0.0", "::", ""):  # noqa: S104
         host = socket.gethostname()
-    return f"{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -98,17 +98,21 @@ def store(url: str, password_file: str, ca: str) -> Finding:
             _SUBJECT, "store", "note", f"{shown} was not tried", f"{error.name} is missing: pip install 'headrace[coordinator]'"
         )
 
-    async def ping() -> float:
+    async def ping() -> tuple[float, tuple[str, ...]]:
         made = store_redis.connect(url, password_file=password_file, ca=ca)
         try:
             begun = time.monotonic()
             await made.ping()
-            return 1e3 * (time.monotonic() - begun)
+            took_ms = 1e3 * (time.monotonic() - begun)
+            return took_ms, await made.weaknesses()
         finally:
             await made.close()
 
     try:
-        took_ms = asyncio.run(ping())
+        took_ms, weaknesses = asyncio.run(ping())
     except HeadraceError as error:
         return Finding(_SUBJECT, "store", "bad", f"{shown} does not answer", error.message)
-    return Finding(_SUBJECT, "store", "ok", f"{shown} answers in {took_ms:.0f} ms")
+    found = f"{shown} answers in {took_ms:.0f} ms"
+    if weaknesses:
+        return Finding(_SUBJECT, "store", "note", found, "; ".join(f"It {weakness}" for weakness in weaknesses))
+    return Finding(_SUBJECT, "store", "ok", found)
