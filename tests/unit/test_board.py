@@ -315,4 +315,8 @@ async def test_a_store_that_may_lose_records_is_told_once_and_asked_again_after_
         for _ in range(3):
             await world.board._pass_or_tell()
     assert asked == 2 and world.board.store_weaknesses == ()
+    world.board.store_weaknesses, weak = ("keeps no append-only file",), ()
+    world.own_us += 61 * S
+    await world.board._pass_or_tell()
+    assert world.board.store_weaknesses == (), "it was mended meanwhile"
     assert [line["what"] for line in logs if line["event"] == "store_unfit"] == ["the store keeps no append-only file"]

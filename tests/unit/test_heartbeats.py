@@ -13,7 +13,7 @@ from headrace.coordinator import board, heartbeats
 from headrace.coordinator.fleet_ledger import WORKERS
 from headrace.coordinator.lane_tables import seen_by_watchers
 from headrace.coordinator.sight import Sight
-from headrace.core.errors import RankClaimed, StoreUnavailable
+from headrace.core.errors import RankClaimed, StaleToken, StoreUnavailable
 from headrace.core.events import Adopt, Join, Leave, Open, Rules
 from headrace.core.lease import BEATS_A_TTL, heartbeat_patience_s
 from headrace.core.tick import tick
@@ -233,6 +233,19 @@ def test_heartbeats_that_a_hanging_store_keeps_are_no_overload(hangs: bool) -> N
         sight.look(now_us, 0)
     assert sight.deaf, "nobody can be heard either way"
     assert sight.strained is not hangs
+
+
+def test_a_process_whose_name_another_has_taken_keeps_nobody_else_from_being_heard() -> None:
+    """It is refused before the store is asked, again and again."""
+    now_us = 100 * S
+    sight = Sight(3 * S, 1.0, lambda: now_us, lambda: 0)
+    for _ in range(20):
+        with suppress(StaleToken), sight.hearing():
+            raise StaleToken("another process now runs as worker w")
+        now_us += S // 4
+        sight.look(now_us, 0)
+        sight.looked(now_us)
+    assert not sight.deaf and not sight.strained
 
 
 async def test_few_late_heartbeats_among_many_hide_nobody_that_died() -> None:

@@ -87,3 +87,23 @@ async def test_a_new_job_gets_the_data_set_as_it_was_indexed_last(monkeypatch: p
     assert await manifests.get("/data") == "indexed 1 times"
     assert await manifests.get("/data", new=True) == "indexed 2 times"
     assert await manifests.get("/data") == "indexed 2 times"
+
+
+async def test_a_slow_read_for_a_new_job_serves_those_who_wait_for_it_by_trying_again() -> None:
+    reads, ended = 0, asyncio.Event()
+
+    async def read(address: str) -> Any:
+        nonlocal reads
+        reads += 1
+        await ended.wait()
+        return "facts"
+
+    manifests = Manifests(read, keep_s=10.0, patience_s=0.01)
+    for _ in range(3):
+        with pytest.raises(SourceUnavailable):
+            await manifests.get("/data", new=True)
+    await asyncio.sleep(1.2)
+    ended.set()
+    await asyncio.sleep(0.01)
+    assert [await manifests.get("/data", new=True) for _ in range(2)] == ["facts"] * 2
+    assert reads == 1

@@ -5,9 +5,13 @@ Without this a wrong type shows up as an error of Python's or of protobuf's from
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, get_args
+
+import numpy as np
 
 from headrace.core.errors import ConfigInvalid
 from headrace.core.job import Shuffle
@@ -19,15 +23,19 @@ def _refused(name: str, takes: str, value: object) -> ConfigInvalid:
 
 
 def whole(name: str, value: Any, least: int, most: int) -> int:
-    """A whole number from `least` to `most`. Raises ConfigInvalid."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    """A whole number from `least` to `most`, of any integer type. Raises ConfigInvalid."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
         raise _refused(name, f"a whole number from {least} to {most}", value)
-    return value
+    return number
 
 
 def deadline(name: str, value: Any, *, zero: bool = False) -> float:
     """Seconds to wait at most, finite and above 0. zero: 0 is allowed, too. Raises ConfigInvalid."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, Real | np.number) and not isinstance(value, bool)
     if not number or not 0 <= value < float("inf") or (value == 0 and not zero):
         raise _refused(name, f"a finite number of seconds{', 0 or more' if zero else ' above 0'}: no wait is endless", value)
     return float(value)
@@ -46,6 +54,11 @@ def text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ConfigInvalid(f"{name} must be a text, not a value of type {type(value).__name__}", field=name)
     return value
+
+
+def unless_none(check: Callable[[str, Any], str], name: str, value: Any) -> str:
+    """What `check` gives; an empty text for None, as parsers of flags give it."""
+    return "" if value is None else check(name, value)
 
 
 def choice(name: str, value: Any, literal: Any) -> Any:

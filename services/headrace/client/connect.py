@@ -57,8 +57,8 @@ def connect(
     without TLS; OutOfDescriptors.
     """
     text, deadline_s = arguments.addresses(addresses), arguments.deadline("deadline_s", deadline_s, zero=True)
-    arguments.text("token", token)
-    arguments.text("tls_worker_name", tls_worker_name)
+    token = arguments.unless_none(arguments.text, "token", token)
+    tls_worker_name = arguments.unless_none(arguments.text, "tls_worker_name", tls_worker_name)
     arguments.choice("allow_plaintext_tokens", allow_plaintext_tokens, Literal[True, False, None])
     need_descriptors(_CLIENT_NEEDS, "headrace.connect")
     from headrace.client.logs import keep_out_of_the_way
@@ -68,10 +68,10 @@ def connect(
     keep_out_of_the_way()
     security = SecurityOptions(
         token,
-        arguments.path("token_file", token_file),
-        arguments.path("tls_ca", tls_ca),
-        arguments.path("tls_cert", tls_cert),
-        arguments.path("tls_key", tls_key),
+        arguments.unless_none(arguments.path, "token_file", token_file),
+        arguments.unless_none(arguments.path, "tls_ca", tls_ca),
+        arguments.unless_none(arguments.path, "tls_cert", tls_cert),
+        arguments.unless_none(arguments.path, "tls_key", tls_key),
         tls_worker_name,
         allow_plaintext_tokens,
     )
@@ -139,8 +139,8 @@ class Client:
         """As `job`, from a spec."""
         if not isinstance(spec, JobSpec):
             raise ConfigInvalid(f"spec must be a JobSpec, not {shown(spec)}", field="spec")
-        arguments.whole("world", world, 1, MAX_WORLD)
-        arguments.whole("keep_s", keep_s, 0, 2**32 - 1)
+        world = arguments.whole("world", world, 1, MAX_WORLD)
+        keep_s = arguments.whole("keep_s", keep_s, 0, 2**32 - 1)
         from headrace.client.join import open_job
 
         return Job(open_job(self._rpc, spec, world, self._deadline_s, keep_s), self._rpc.another, self._workers)

@@ -55,7 +55,7 @@ class StreamOptions:
         would present an attempt that is long over.
         """
         if self.attempt is not None:
-            return self.attempt
+            return int(self.attempt)
         value = os.environ.get("HEADRACE_ATTEMPT", "").strip() or "0"
         if not value.isdecimal() or int(value) >= ATTEMPT_BOUND:
             raise ConfigInvalid(f"HEADRACE_ATTEMPT must be a whole number from 0 to 2^53-1, not {value!r}", field="attempt")

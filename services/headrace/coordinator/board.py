@@ -48,6 +48,7 @@ _FORGET_PASSES = 100
 # A store's clock that is wrong for some minutes must not make jobs look old: they have to for so long of our own clock.
 _FORGET_AFTER_US = 3_600_000_000
 _DAY_US = 86_400_000_000
+_WEAKNESS_US = 60_000_000
 
 
 class Board:
@@ -84,6 +85,7 @@ class Board:
         self._strained = False
         self.store_error = ""  # what the last pass failed with
         self.store_weaknesses: tuple[str, ...] | None = None  # see Store.weaknesses; None: to be asked
+        self._asked_us = 0
         self.loaded = False
         self.recent = Recent()
         self.scaling = Scaling(scaling_interval_s)
@@ -254,9 +256,12 @@ class Board:
             await self._ask_weaknesses()
 
     async def _ask_weaknesses(self) -> None:
-        if self.store_weaknesses is None:
+        """At first and after an outage; while there are some, now and then, since somebody may mend them."""
+        before, now_us = self.store_weaknesses, self._clock_us()
+        if before is None or (before and now_us >= self._asked_us + _WEAKNESS_US):
+            self._asked_us = now_us
             self.store_weaknesses = await self._ledger.store.weaknesses()
-            for weakness in self.store_weaknesses:
+            for weakness in set(self.store_weaknesses).difference(before or ()):
                 self._ledger.events.add("store_unfit", f"the store {weakness}", level="warning")
                 log.warning("store_unfit", what=f"the store {weakness}")
 

@@ -45,6 +45,7 @@ class Manifests:
         self._keep_s = keep_s
         self._patience_s = patience_s
         self._tasks: dict[str, tuple[float, asyncio.Task[ManifestFacts]]] = {}
+        self._read_s: dict[str, float] = {}
 
     async def get(self, address: str, new: bool = False) -> ManifestFacts:
         """Read a manifest, or wait for whoever does. Raises what reading raises; failures are not kept.
@@ -58,14 +59,15 @@ class Manifests:
         now = time.monotonic()
         for old in [key for key, (since, task) in self._tasks.items() if task.done() and now - since > self._keep_s]:
             del self._tasks[old]
-        since, task = self._tasks.get(address, (now, None))
-        if new and task is not None and task.done() and now - since > _OTHER_RANKS_S:
+        self._read_s = {known: read_s for known, read_s in self._read_s.items() if known in self._tasks}
+        if new and now - self._read_s.get(address, now) > _OTHER_RANKS_S and self._tasks[address][1].done():
             del self._tasks[address]
         if address not in self._tasks:
             reading = sum(not task.done() for _, task in self._tasks.values())
             limits.at_most(reading + 1, limits.MANIFEST_READS, "manifests being read at a time", SourceUnavailable)
             self._tasks[address] = (now, asyncio.ensure_future(self._read(address)))
             self._tasks[address][1].add_done_callback(_seen)
+            self._read_s.pop(address, None)
         since, task = self._tasks[address]
         # Not awaited itself: one caller that goes away must not end the others' read.
         await asyncio.wait({task}, timeout=self._patience_s)
@@ -75,6 +77,7 @@ class Manifests:
                 f"{mask_address(address)} and has credentials for it",
                 manifest=mask_address(address),
             )
+        self._read_s.setdefault(address, time.monotonic())  # since when somebody has it: who waits for a slow read takes that
         if task.cancelled() or task.exception() is not None:
             self._tasks.pop(address, None)
         return task.result()

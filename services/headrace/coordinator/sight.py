@@ -72,9 +72,11 @@ class Sight:
         except StoreUnavailable:
             refused = True
             raise
+        except asyncio.CancelledError:
+            refused = self._answered_us() < sent_us  # a store that hangs: the worker gave up before we could
+            raise
         finally:
             now_us = self._clock_us()
-            refused = refused or self._answered_us() < sent_us  # a store that hangs: the worker gave up before we could
             beats = self._now(now_us)
             beats.all += 1
             late = not refused and now_us - sent_us >= self._late_us

@@ -285,7 +285,7 @@ def _by_sentinel(url: str, options: dict[str, Any]) -> redis.asyncio.Redis:
     if not service or not hosts:
         raise ValueError("expected sentinel://host:port,host:port/service")
     sentinels = []
-    for host in hosts.split(","):
+    for host in map(str.strip, hosts.split(",")):
         name, _, port = host.rpartition(":") if ":" in host else (host, ":", "26379")
         sentinels.append((name, int(port)))
     make: Any = redis.asyncio.sentinel.Sentinel

@@ -17,7 +17,7 @@ class TimedStore:
     """A Store around a Store. One event loop.
 
     clock_us: any clock in microseconds that goes at the store's pace; the store's own time is carried on by it between loads.
-    answered_us: when it answered last, by that clock. refuses: whether the last write failed.
+    answered_us: when it answered last, by that clock. refuses: a write has failed since the last ping.
     """
 
     def __init__(self, store: Store, instruments: Instruments, clock_us: Callable[[], int]) -> None:
@@ -82,12 +82,10 @@ class TimedStore:
 
     async def _written(self, call: Awaitable[T]) -> T:
         try:
-            answer = await self._timed(call)
+            return await self._timed(call)
         except StoreUnavailable:
-            self.refuses = True
+            self.refuses = True  # until a ping is through: a store that is full takes some writes, as deletions
             raise
-        self.refuses = False
-        return answer
 
     async def _timed(self, call: Awaitable[T]) -> T:
         begun, begun_us = time.perf_counter(), self._clock_us()

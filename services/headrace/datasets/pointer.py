@@ -9,9 +9,9 @@ and left out samples need no flag.
 
 from __future__ import annotations
 
-from headrace.core.errors import ConfigInvalid, HeadraceError, ManifestInvalid, ManifestMissing
+from headrace.core.errors import ConfigInvalid, HeadraceError, ManifestInvalid, ManifestMissing, ShardInvalid, ShardMissing
 from headrace.core.masking import mask_address
-from headrace.datasets.layout import Layout
+from headrace.datasets.layout import Layout, find_layout
 from headrace.datasets.manifest import POINTER, Manifest, load_manifest_from
 from headrace.datasets.storage import ObjectMissing, Storage, join_address, local_path, open_storage
 from headrace.datasets.tasks import gather_all
@@ -44,7 +44,9 @@ async def _lacking(before: Manifest, root: str, layout: Layout) -> list[str]:
     """Shards of a manifest that are still there, and not in the layout."""
     same_root = _canonical(root) == _canonical(layout.address)
     if before.kind == "folder":  # its shards are slices, cut anew each time
-        return [] if same_root and layout.kind == "folder" else [shard.name for shard in before.shards]
+        if (same_root and layout.kind == "folder") or not await _has_images(root):
+            return []
+        return [shard.name for shard in before.shards]
     kept = {info.path for info in layout.files} if same_root else set()
     names = [shard.name for shard in before.shards if shard.name not in kept]
     storage = open_storage(root)
@@ -53,6 +55,16 @@ async def _lacking(before: Manifest, root: str, layout: Layout) -> list[str]:
     finally:
         await storage.close()
     return [name for name, is_there in zip(names, there, strict=True) if is_there]
+
+
+async def _has_images(root: str) -> bool:
+    """Whether a folder has images still; true where that cannot be seen."""
+    try:
+        return (await find_layout(root)).kind == "folder"
+    except (ShardMissing, ShardInvalid, ObjectMissing, ConfigInvalid):
+        return False
+    except HeadraceError:
+        return True
 
 
 async def _is_there(storage: Storage, name: str) -> bool:

@@ -66,7 +66,7 @@ def _store_hosts(url: str) -> list[str]:
     hosts = parts.netloc.rpartition("@")[2]
     if parts.scheme not in ("redis", "rediss", "sentinel") or not hosts:
         return []
-    found = hosts.split(",") if parts.scheme == "sentinel" else [hosts]
+    found = [host.strip() for host in hosts.split(",")] if parts.scheme == "sentinel" else [hosts]
     return [f"{host}:1" if host.endswith("]") or ":" not in host else host for host in found]
 
 

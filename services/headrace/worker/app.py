@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import structlog
 from prometheus_client import CollectorRegistry
 
-from headrace.core.errors import ConfigInvalid
+from headrace.core.errors import ConfigInvalid, HeadraceError
 from headrace.core.job import Endpoint
 from headrace.core.placement import GPU_ENGINES
 from headrace.datasets.roots import Roots
@@ -140,8 +140,7 @@ async def run(settings: WorkerSettings) -> None:
         idle = await _drain(settings, leases, heartbeats, producer, servers)
         await end(*tasks, beats)
         if not idle:
-            await asyncio.gather(*(server.close(_LAST_WORDS_S) for server in servers))
-            _leave_now(done)
+            await _leave_now(servers, done)
         for ended in done:
             ended.result()  # a loop ended by itself: its error is the process's
 
@@ -185,15 +184,24 @@ async def _hand_back(leases: LeaseLoop) -> bool:
     return False
 
 
-def _leave_now(done: set[asyncio.Task[Any]]) -> NoReturn:
+async def _leave_now(servers: list[GrpcServer | LocalServer], done: set[asyncio.Task[Any]]) -> NoReturn:
     """End the process although a thread of the engine is at work: no library lets it be stopped, and all else is done."""
     error = next((error for task in done if not task.cancelled() and (error := task.exception()) is not None), None)
-    if error is not None:
-        sys.stderr.write(f"headrace: {error}\n")
-    log.info("left_at_work", note="the engine was still at a batch that another worker makes")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0 if error is None else 1)
+    try:
+        closing = [asyncio.create_task(server.close(_LAST_WORDS_S)) for server in servers]
+        closed, unclosed = await asyncio.wait(closing, timeout=3 * _LAST_WORDS_S)
+        for task in closed:
+            if (failure := task.exception()) is not None:  # of a GPU that is lost, say
+                log.warning("server_not_closed", error=str(failure))
+        log.info("left_at_work", note="the engine was still at a batch that another worker makes", unclosed=len(unclosed))
+        if isinstance(error, HeadraceError):
+            sys.stderr.write(f"headrace: {error}\n")
+        elif error is not None:
+            log.error("worker_failed", exc_info=error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0 if error is None else 1)
 
 
 def _device_share(settings: WorkerSettings, engine: Engine) -> DeviceShare:

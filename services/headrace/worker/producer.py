@@ -196,7 +196,7 @@ class Producer:
         await self.finish(deadline_s)
         left = list(self._tasks)
         for task in left:
-            log.warning("batch_abandoned", reason="the worker leaves", waited_s=deadline_s)
+            log.warning("batch_abandoned", task=task.get_name(), reason="the worker leaves")
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=5)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace
@@ -139,3 +140,14 @@ def test_a_token_that_is_no_text_is_not_shown() -> None:
     with pytest.raises(errors.ConfigInvalid, match="token must be a text") as caught:
         headrace.connect("127.0.0.1:1", token=b"secret-word")  # type: ignore[arg-type]
     assert "secret-word" not in str(caught.value)
+
+
+def test_numbers_of_numpy_and_flags_that_were_not_given_are_taken(client: Client, opened: list[JobSpec]) -> None:
+    """As argparse and os.environ.get give None, and arithmetic on arrays its own numbers."""
+    nothing = dict.fromkeys(("token", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_worker_name"))
+    connect_with(client, deadline_s=np.float32(4), **nothing).close()
+    job_with(client, batch_size=4, world=np.int64(2), keep_s=np.int32(60))
+    stream_with(client, rank=0, world=1, attempt=np.int64(3), wait_deadline_s=np.float32(5), join_deadline_s=np.int16(7))
+    for call, argument in ((job_with, {"world": np.float64(2)}), (job_with, {"world": True}), (stream_with, {"attempt": "3"})):
+        with pytest.raises(REFUSED):
+            call(client, **argument)

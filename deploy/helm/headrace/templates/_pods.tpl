@@ -77,7 +77,7 @@ topologySpreadConstraints:
 
 {{/* Variables that the values name: of where data lie, and a component's own, which win. Takes (dict "root" $ "own" class.env). */}}
 {{- define "headrace.givenEnv" -}}
-{{- range $name, $value := merge (deepCopy (default dict .own)) (default dict .root.Values.data.env) }}
+{{- range $name, $value := mergeOverwrite (deepCopy (default dict .root.Values.data.env)) (default dict .own) }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end -}}
