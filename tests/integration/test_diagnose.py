@@ -106,7 +106,7 @@ def test_a_step_that_is_slower_than_the_fleet_is_told_to_leave_its_loader_alone(
 
 def test_what_is_printed_can_be_run_as_a_what_if(fleet: Cluster, dataset: str) -> None:
     common = ("--coordinator", fleet.addresses, "--batch-size", BATCH, "--warmup", 0)
-    printed = run("diagnose", dataset, *common, "--step-time", "10ms", "--steps", 5)
+    printed = run("diagnose", dataset, *common, "--step-time", "40ms", "--steps", 5)
     assert printed.exit_code == 0, printed.output
     assert "input-bound" in printed.output and "What to do:\n  1. run about" in printed.output
     line = next(line.strip() for line in printed.output.splitlines() if line.strip().startswith("headrace plan"))

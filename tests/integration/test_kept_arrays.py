@@ -90,8 +90,9 @@ else:
             until(lambda: slabs() == 1 and next(batches))
             kept += kept_of(next(batches))
     del batches
+time.sleep(1.5)  # a worker may have been at a batch of its slab, and threads of the stream are at their end by now
 values = read(kept)
-time.sleep(0.5)  # other threads of the stream are at their end by now
+time.sleep(0.3)
 assert read(kept) == values
 assert slabs() >= 1
 pixels = kept[0]

@@ -51,6 +51,9 @@ class _Context:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
+    def peer(self) -> str:
+        return "fuzz"
+
     def time_remaining(self) -> None:
         return None
 
