@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import mmap
 import os
 import socket
@@ -304,3 +305,31 @@ def pixels_of(content: bytes) -> bytes:
     """The pixels of a slot's bytes, after the checks of the slot format."""
     header = slot_format.read_header(memoryview(content))
     return bytes(slot_format.pixels(memoryview(content), header.pixel_bytes))
+
+
+# Memory of slabs that other tests of this process still hold, by arrays that they kept: not this one's.
+_before: set[int] = set()
+
+
+def _slab_maps() -> list[int]:
+    """The inode of each mapping of a slab in this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [int(line.split()[4]) for line in lines if "headrace-slab" in line]
+
+
+def note_slabs() -> None:
+    """From now on `slab_mappings` and `slab_fds` leave out what is there."""
+    gc.collect()
+    _before.clear()
+    _before.update(_slab_maps())
+
+
+def slab_mappings() -> int:
+    """Mappings of slabs here that this test made."""
+    return sum(inode not in _before for inode in _slab_maps())
+
+
+def slab_fds() -> int:
+    """Descriptors of such slabs: the slab's own and the one that its mapping keeps."""
+    found = [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and "headrace-slab" in str(fd.readlink())]
+    return sum(fd.stat().st_ino not in _before for fd in found)

@@ -13,9 +13,14 @@ from headrace.testing.null_producer import NullProducer, pattern
 from headrace.wire import messages, slot_format
 from headrace.wire.batch_meta import decode_meta
 from headrace.worker.ports import Room
-from tests.contract.raw_rank import HELLO, SHAPE, Harness, RawRank, pixels_of, serving
+from tests.contract.raw_rank import HELLO, SHAPE, Harness, RawRank, note_slabs, pixels_of, serving, slab_fds, slab_mappings
 
 pytestmark = pytest.mark.parametrize("transport", ["cuda_ipc", "shm", "grpc"])
+
+
+@pytest.fixture(autouse=True)
+def only_slabs_of_this_test() -> None:
+    note_slabs()
 
 
 @pytest.fixture
@@ -26,16 +31,6 @@ def path(tmp_path: Path) -> Path:
 def open_fds() -> int:
     gc.collect()
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def slab_mappings() -> int:
-    return Path("/proc/self/maps").read_text().count("headrace-slab")
-
-
-def slab_fds() -> int:
-    """Descriptors of slabs here: the slab's own and the one that its mapping keeps."""
-    links = [fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    return sum("headrace-slab" in str(link) for link in links)
 
 
 def assert_batch(rank: RawRank, index: int) -> None:

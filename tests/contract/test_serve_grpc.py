@@ -18,7 +18,7 @@ from headrace.testing.null_producer import NullProducer
 from headrace.wire import messages
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_grpc import METHOD, SERVICE, STAGING_SLOTS, GrpcServer
-from tests.contract.raw_rank import HELLO, SHAPE, GrpcRank, eventually, serving
+from tests.contract.raw_rank import HELLO, SHAPE, GrpcRank, eventually, note_slabs, serving, slab_mappings
 
 BIG = (32, 224, 224, 3)  # 4.8 MB: more than gRPC buffers by itself
 
@@ -50,6 +50,11 @@ async def child_rank(port: int, *arguments: str) -> asyncio.subprocess.Process:
 def port_of(server: object) -> int:
     assert isinstance(server, GrpcServer)
     return server.port
+
+
+@pytest.fixture(autouse=True)
+def only_slabs_of_this_test() -> None:
+    note_slabs()
 
 
 @pytest.fixture
@@ -87,10 +92,6 @@ async def test_a_client_that_hangs_is_cut_and_its_slab_freed(path: Path) -> None
             child.send_signal(signal.SIGKILL)
             await child.wait()
         await asyncio.wait_for(server.close(0.0), 10)
-
-
-def slab_mappings() -> int:
-    return Path("/proc/self/maps").read_text().count("headrace-slab")
 
 
 async def test_a_client_that_does_not_read_holds_its_two_slots_only(path: Path) -> None:

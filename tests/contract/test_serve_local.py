@@ -24,7 +24,7 @@ from headrace.worker.ports import Room
 from headrace.worker.rank_port import RankRegister
 from headrace.worker.serve_local import LocalServer
 from headrace.worker.unix_socket import BoundSocket
-from tests.contract.raw_rank import HELLO, SHAPE, LocalRank, eventually, serving
+from tests.contract.raw_rank import HELLO, SHAPE, LocalRank, eventually, note_slabs, serving, slab_mappings
 
 CHILD = """
 import sys
@@ -40,8 +40,9 @@ def open_fds() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def slab_mappings() -> int:
-    return Path("/proc/self/maps").read_text().count("headrace-slab")
+@pytest.fixture(autouse=True)
+def only_slabs_of_this_test() -> None:
+    note_slabs()
 
 
 @pytest.fixture
