@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import structlog
 
@@ -29,6 +30,11 @@ def unexpected(event: str, what: str, error: Exception, **ids: str | int) -> Hea
     return lack
 
 
+def no_descriptor(what: str, reason: str = os.strerror(errno.EMFILE), **ids: str | int) -> OutOfDescriptors:
+    """The error to tell of what this process, or the machine, has no open file left for."""
+    return OutOfDescriptors(f"{what}: {reason}; raise the limit of open files (ulimit -n)", **ids)
+
+
 def out_of_descriptors(error: BaseException | None, what: str, **ids: str | int) -> OutOfDescriptors | None:
     """The error to tell if `error` was raised for a lack of open files, by itself or by what caused it; otherwise None."""
     seen: set[int] = set()
@@ -36,7 +42,7 @@ def out_of_descriptors(error: BaseException | None, what: str, **ids: str | int)
         if isinstance(error, OutOfDescriptors):
             return error
         if isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR:
-            return OutOfDescriptors(f"{what}: {error.strerror}; raise the limit of open files (ulimit -n)", **ids)
+            return no_descriptor(what, os.strerror(error.errno), **ids)
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None

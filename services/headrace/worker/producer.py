@@ -300,7 +300,7 @@ class Producer:
             port.abandon(index)
             if self._lost is None:
                 log.error("gpu_lost", error=error.message, note="the worker hands its lanes back and ends")
-            self._lost = self._lost or error
+                self._lost = error
             self._wake.set()
             return
         except HeadraceError as error:

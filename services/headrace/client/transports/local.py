@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from headrace.client.transports.device_slab import ImportedSlab, import_slab
 from headrace.client.transports.mapping import Slab, map_slab
 from headrace.core import limits
-from headrace.core.errors import OutOfDescriptors, PeerGone, ProtocolMismatch
+from headrace.core.errors import PeerGone, ProtocolMismatch
+from headrace.telemetry.failures import no_descriptor
 from headrace.telemetry.socket_trust import check_peer, distrusted, explained, trusted_owners
 from headrace.wire import messages
 from headrace.wire.device_memory import Device
@@ -101,8 +102,7 @@ class LocalLink:
                 if size == 0:
                     raise PeerGone(f"worker {self.worker} closed its socket", worker=self.worker)
                 if flags & socket.MSG_CTRUNC and len(fds) < _MAX_FDS:
-                    what = f"the memory of worker {self.worker} cannot be received"
-                    raise OutOfDescriptors(f"{what}: Too many open files; raise the limit (ulimit -n)", worker=self.worker)
+                    raise no_descriptor(f"the memory of worker {self.worker} cannot be received", worker=self.worker)
                 if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                     raise ProtocolMismatch(f"worker {self.worker} sent an oversize message", worker=self.worker)
                 message = messages.decode(memoryview(self._buffer)[:size])

@@ -164,9 +164,7 @@ def create_slab(number: int, slots: int, slot_bytes: int) -> tuple[Slab, int]:
         except BaseException:
             os.close(fd)
             raise
-    except OutOfDescriptors as error:
-        raise TransportUnavailable(error.message, **error.ids) from error
-    except OSError as error:
+    except (OSError, OutOfDescriptors) as error:
         if lack := out_of_descriptors(error, "the memory to receive batches into cannot be made"):
-            raise TransportUnavailable(lack.message) from error
+            raise TransportUnavailable(lack.message, **lack.ids) from error
         raise TransportUnavailable(f"no memory for {slots} slots of {slot_bytes} bytes to fetch into: {error}") from error
