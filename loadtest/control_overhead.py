@@ -1,7 +1,9 @@
 """What the control and hand-off path costs: coordinator, store and clients at a fixed rate of batches.
 
 Question: with an engine that does nothing, how much CPU do the coordinator, the store and the clients' code take at 100 batches
-a second in all (2 ranks, shared memory, small batches, so that no pixel counts)? Target: under 3% of one core.
+a second in all (2 ranks, shared memory, small batches, so that no pixel counts)? Target: under 3% of one core for the control
+plane: coordinator, store and the clients' threads beside the trainer's. The hand-over of batches, on the trainer's own thread, is
+shown with it and without.
 
 Command: python loadtest/control_overhead.py [--rate 100] [--seconds 20]
 
@@ -238,13 +240,18 @@ def _page(rows: list[dict[str, float]], rate: float, seconds: float) -> str:
         for part in ("coordinator", "store", "client, control", *threads, "client, all", "worker")
     ]
     totals = [row["coordinator"] + row["store"] + row["client, control"] for row in rows]
-    lines += [f"| **coordinator + store + client, control** | {cells(totals)} |", ""]
+    planes = [total - row["- trainer's thread"] for total, row in zip(totals, rows, strict=True)]
+    lines += [
+        f"| **control plane: coordinator + store + client without the trainer's thread** | {cells(planes)} |",
+        f"| **the same with the hand-over on the trainer's thread** | {cells(totals)} |",
+        "",
+    ]
     batch_us = 1e6 * statistics.median(row["client, control"] / row["rate"] for row in rows)
     wake_us, cold_us, warm_us = 1e6 * _median(rows, "idle wake"), _median(rows, "cold"), _median(rows, "warm")
     loads = [row["load"] for row in rows]
-    verdict = "held" if statistics.median(totals) < 0.03 else "missed"
+    plane, total = ("met" if statistics.median(values) < 0.03 else "missed" for values in (planes, totals))
     lines += [
-        f"Target: under 3 % of one core for the last row: {verdict}.",
+        f"Target: under 3 % of one core: {plane} by the control plane, {total} with the hand-over.",
         "",
         "Rows that begin with `-` are parts of the one before them, by thread, over both ranks.",
         "`client, all` is both trainer processes with their pacing loops; `client, control` leaves out what those loops cost",

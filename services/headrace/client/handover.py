@@ -76,7 +76,7 @@ class HandOver:
         session, stop = self._link.session, self._link.stop
         if stop is not None and self.next_index >= stop.index:
             text = stop.why
-        elif session.world == 1 and too_many(session.job, *self._progress.bad_share()):
+        elif session.world == 1 and self._progress.first_bad and too_many(session.job, *self._progress.bad_share()):
             totals = self._progress.snapshot()
             text = why(session.job, totals.images, totals.bad_counts, self._progress.first_bad)
         else:

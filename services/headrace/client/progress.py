@@ -122,7 +122,7 @@ class Progress:
 
     def bad_share(self) -> tuple[int, int]:
         """(samples handed over, bad ones among them). For the trainer's thread."""
-        return self._images, self._bad_counts.total() if self._bad_counts else 0
+        return self._images, self._bad_counts.total()
 
     def commit(self) -> int:
         """All that was handed over is committed; returns that count."""

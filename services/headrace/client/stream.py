@@ -132,6 +132,7 @@ class Stream:
         while position is not None and position.epoch == epoch:
             yield self._next()
             position = hand.position()
+        self._origin.check("stream")
         self._expire()
 
     def epochs(self) -> Iterator[int]:
@@ -169,8 +170,7 @@ class Stream:
         return self._in_hand
 
     def _expire(self) -> None:
-        """The batch in hand is done with: its memory goes back."""
-        self._origin.check("stream")
+        """The batch in hand is done with: its memory goes back. Never in a forked child."""
         if self._in_hand is not None and self._hand is not None:
             self._in_hand.release()
             self._in_hand = None
