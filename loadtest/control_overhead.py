@@ -2,8 +2,8 @@
 
 Question: with an engine that does nothing, how much CPU do the coordinator, the store and the clients' code take at 100 batches
 a second in all (2 ranks, shared memory, small batches, so that no pixel counts)? Target: under 3% of one core for the control
-plane: coordinator, store and the clients' threads beside the trainer's. The hand-over of batches, on the trainer's own thread, is
-shown with it and without.
+plane: coordinator, store and the clients' threads beside the trainer's. The hand-over of batches, on the trainer's own thread,
+is shown with it and without.
 
 Command: python loadtest/control_overhead.py [--rate 100] [--seconds 20]
 

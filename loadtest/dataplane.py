@@ -60,8 +60,8 @@ TARGETS = (
 CAVEATS = """Caveats: loopback has no network card and no wire, and sender and receiver share the CPUs: with few cores, and the
 more so on a machine that does other work, GB/s says what the processes cost together rather than what a link carries, and its
 ratio flatters the slower variant. CPU seconds a byte are mostly those of copying memory, so they grow and shrink with what
-else uses the caches and the memory; `CPU to tcp`, of the same rounds, is steadier. The target in s/GB was set on a machine where raw
-TCP took 0.195: 3.6 times as much.
+else uses the caches and the memory; `CPU to tcp`, of the same rounds, is steadier. The target in s/GB was set on a machine
+where raw TCP took 0.195: 3.6 times as much.
 `local` moves no pixel: its batches/s is the rate of hand-offs, and its CPU what a hand-off costs over the bytes handed over.
 The producer writes no pixels. The checksum (xxh3, 0.04 to 0.13 s/GB at each end, by whether the bytes are in a cache) is
 computed and checked in `path`; in `grpc` the worker alone computes it.
