@@ -65,7 +65,7 @@ async def test_a_caller_that_goes_away_leaves_the_read_and_no_complaint() -> Non
         await caller
     read.go.set()
     await asyncio.sleep(0.01)
-    manifests._tasks.clear()
+    manifests._reads.clear()
     gc.collect()
     assert complaints == []
 

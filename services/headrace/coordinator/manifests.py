@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.core import limits
@@ -37,6 +38,15 @@ class ManifestFacts(Protocol):
 ReadManifest = Callable[[str], Awaitable[ManifestFacts]]
 
 
+@dataclass(slots=True)
+class _Read:
+    """A read of a manifest. had_s: since when somebody has its outcome; None while nobody does."""
+
+    begun_s: float
+    task: asyncio.Task[ManifestFacts]
+    had_s: float | None = None
+
+
 class Manifests:
     """Manifests by address, each read once in a while: all ranks open their job at about the same time."""
 
@@ -44,8 +54,7 @@ class Manifests:
         self._read = read
         self._keep_s = keep_s
         self._patience_s = patience_s
-        self._tasks: dict[str, tuple[float, asyncio.Task[ManifestFacts]]] = {}
-        self._read_s: dict[str, float] = {}
+        self._reads: dict[str, _Read] = {}
 
     async def get(self, address: str, new: bool = False) -> ManifestFacts:
         """Read a manifest, or wait for whoever does. Raises what reading raises; failures are not kept.
@@ -56,31 +65,40 @@ class Manifests:
         An object store may be tried for longer than a call lasts: SourceUnavailable then says so in time, and the caller's
         next try waits for the same read.
         """
-        now = time.monotonic()
-        for old in [key for key, (since, task) in self._tasks.items() if task.done() and now - since > self._keep_s]:
-            del self._tasks[old]
-        self._read_s = {known: read_s for known, read_s in self._read_s.items() if known in self._tasks}
-        if new and now - self._read_s.get(address, now) > _OTHER_RANKS_S and self._tasks[address][1].done():
-            del self._tasks[address]
-        if address not in self._tasks:
-            reading = sum(not task.done() for _, task in self._tasks.values())
-            limits.at_most(reading + 1, limits.MANIFEST_READS, "manifests being read at a time", SourceUnavailable)
-            self._tasks[address] = (now, asyncio.ensure_future(self._read(address)))
-            self._tasks[address][1].add_done_callback(_seen)
-            self._read_s.pop(address, None)
-        since, task = self._tasks[address]
+        self._forget_old(address if new else "", time.monotonic())
+        read = self._reads.get(address) or self._begin(address)
         # Not awaited itself: one caller that goes away must not end the others' read.
-        await asyncio.wait({task}, timeout=self._patience_s)
-        if not task.done():
+        await asyncio.wait({read.task}, timeout=self._patience_s)
+        now_s = time.monotonic()
+        if not read.task.done():
             raise SourceUnavailable(
-                f"the manifest is not read after {time.monotonic() - since:.0f} s: check that the coordinator reaches "
+                f"the manifest is not read after {now_s - read.begun_s:.0f} s: check that the coordinator reaches "
                 f"{mask_address(address)} and has credentials for it",
                 manifest=mask_address(address),
             )
-        self._read_s.setdefault(address, time.monotonic())  # since when somebody has it: who waits for a slow read takes that
-        if task.cancelled() or task.exception() is not None:
-            self._tasks.pop(address, None)
-        return task.result()
+        read.had_s = read.had_s or now_s
+        if (read.task.cancelled() or read.task.exception() is not None) and self._reads.get(address) is read:
+            del self._reads[address]
+        return read.task.result()
+
+    def _begin(self, address: str) -> _Read:
+        reading = sum(not read.task.done() for read in self._reads.values())
+        limits.at_most(reading + 1, limits.MANIFEST_READS, "manifests being read at a time", SourceUnavailable)
+        read = _Read(time.monotonic(), asyncio.ensure_future(self._read(address)))
+        read.task.add_done_callback(_seen)
+        self._reads[address] = read
+        return read
+
+    def _forget_old(self, wanted_anew: str, now_s: float) -> None:
+        """Forget what was read long ago, and of one address also what others had before the ranks that ask now.
+
+        Who waits for a slow read takes its outcome however long it took: it counts from when somebody had it.
+        """
+        for address, read in list(self._reads.items()):
+            old = now_s - read.begun_s > self._keep_s
+            had_before = address == wanted_anew and read.had_s is not None and now_s - read.had_s > _OTHER_RANKS_S
+            if read.task.done() and (old or had_before):
+                del self._reads[address]
 
     async def of_hash(self, dataset: str, manifest_hash: str) -> ManifestFacts:
         """The very manifest that a job was opened with, also where the data set was indexed again since. Raises as `get`."""
