@@ -25,7 +25,7 @@ from headrace.testing.cluster import Cluster
 from headrace.testing.demo_dataset import make_demo_dataset
 from headrace.testing.job_run import RankTask, start_rank
 from headrace.wire.secret import Secret
-from tests.unit.session_world import SPEC, World
+from tests.unit.session_world import SPEC, World, in_all_states
 from tests.unit.test_cli_quarantine import Away, Coordinator
 
 DEADLINE_S = 90.0
@@ -302,6 +302,20 @@ def test_names_are_shown_and_never_run(browser: Browser, coordinator: Coordinato
     page.value("document.body.insertAdjacentHTML('beforeend', `<img src=x onerror='window.ran=1'>`)")
     page.wait("document.querySelector('img').complete", "the picture was looked for")
     assert page.value("window.ran") is None
+    page.close()
+
+
+@needs_browser
+def test_a_worker_that_drained_has_left_and_only_one_that_did_not_is_silent(browser: Browser, coordinator: Coordinator) -> None:
+    board = coordinator.board
+    board._fleet, board.loaded = replace(board._fleet, workers=in_all_states(board.now_us())), True
+    page = open_page(browser, coordinator.admin)
+    page.wait("document.body.innerText.includes('has-left')", "the workers are shown")
+    rows = page.value(
+        "Object.fromEntries([...document.querySelectorAll('#workers tbody tr')].map((row) => "
+        "[row.cells[0].innerText, row.cells[1].innerText + (row.cells[1].querySelector('.warning') ? '!' : '')]))"
+    )
+    assert rows == {"serves": "serves", "drains": "drains", "has-left": "has left", "silent": "silent!"}
     page.close()
 
 

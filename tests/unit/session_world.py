@@ -92,3 +92,14 @@ def served(*names: str, size: int = 2) -> World:
 
 def moves_of(world: World, blind: bool = False) -> list[LaneMoved]:
     return [effect for effect in world.do(Tick(1000, blind=blind)) if isinstance(effect, LaneMoved)]
+
+
+def in_all_states(now_us: int) -> dict[str, WorkerRecord]:
+    """Workers that serve, drain, drained and left, and fell silent; each named as a person is told."""
+    world = World()
+    world.now_us = now_us
+    for name, (draining, alive) in {
+        "serves": (False, True), "drains": (True, True), "has-left": (True, False), "silent": (False, False)
+    }.items():  # fmt: skip
+        world.add(name, draining=draining, alive_until_us=now_us + (60 * S if alive else -S))
+    return dict(world.state.workers)

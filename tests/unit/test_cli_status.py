@@ -21,7 +21,7 @@ from headrace.core.errors import CoordinatorUnavailable
 from headrace.core.events import BadSample
 from headrace.core.starvation import CAUSES
 from headrace.core.verdict import VERDICTS
-from tests.unit.session_world import World
+from tests.unit.session_world import World, in_all_states
 from tests.unit.test_cli_quarantine import ESCAPE, Away, Coordinator
 
 
@@ -66,6 +66,15 @@ async def show(coordinator: Coordinator, world: World) -> None:
     await coordinator.ledger.quarantine.record("job", [BadSample(0, 4, ESCAPE, "corrupt")])
     coordinator.ledger.events.add("lane_trouble", ESCAPE, job="job", level="warning")
     coordinator.ledger.events.add("lane_trouble", "of another job", job="other")
+
+
+def test_a_worker_that_drained_has_left_and_only_one_that_did_not_is_silent(coordinator: Coordinator) -> None:
+    board = coordinator.board
+    board._fleet, board.loaded = replace(board._fleet, workers=in_all_states(board.now_us())), True
+    lines = run("--admin", coordinator.admin).output.splitlines()
+    table = lines[next(i for i, line in enumerate(lines) if "samples/s" in line) + 1 :]
+    shown = {line.split()[0]: line[len(line.split()[0]) :].split(" n0")[0].strip() for line in table if " n0 " in line}
+    assert shown == {"serves": "serves", "drains": "drains", "has-left": "has left", "silent": "silent"}
 
 
 def test_all_jobs_and_one_job_are_shown_in_plain_words(coordinator: Coordinator) -> None:

@@ -141,15 +141,22 @@ def _workers(workers: list[Facts], scaling: list[Facts], replica: Facts) -> Rend
         return Text("No worker is known: start some, and see that they name this coordinator.", "red")
     table = _table("Workers", "worker", "state", "node", "samples/s", "lanes", "", numbers=("samples/s", "lanes"))
     for one in workers:
-        state = ("drains" if one["draining"] else "serves") if one["live"] else "silent"
+        state = worker_state(one)
         unable = f"cannot open {', '.join(map(printable, one['unable_jobs']))}" if one["unable_jobs"] else ""
         speed = f"{one['samples_per_s']:.0f}" if one["samples_per_s"] else "?"
         lanes = str(sum(one["lanes_by_job"].values()))
-        style = "" if one["live"] else "red"
+        style = "red" if state == "silent" else ""
         table.add_row(
             Text(printable(one["worker"])), Text(state, style), Text(short(one["node"])), speed, lanes, Text(unable, "red")
         )  # fmt: skip
     return Group(table, *map(_pool, scaling))
+
+
+def worker_state(one: Facts) -> str:
+    """A worker's state in a word; one that drained and is heard no more has left, as it was told to."""
+    if one["live"]:
+        return "drains" if one["draining"] else "serves"
+    return "has left" if one["draining"] else "silent"
 
 
 def _pool(one: Facts) -> Text:

@@ -180,11 +180,17 @@ export function troubles(replica) {
   return [why, ...replica.troubles.filter((text) => !text.includes(error))];
 }
 
+// One that drained and is heard no more has left, as it was told to.
+function workerState(one) {
+  if (one.live) return one.draining ? "drains" : "serves";
+  return one.draining ? "has left" : "silent";
+}
+
 export function workers(all, loaded) {
   if (!all.length && !loaded) return [make("p", "quiet", "Which workers there are is not known yet.")];
   if (!all.length) return [make("p", "warning", "No worker is known: start some, and see that they name this coordinator.")];
   const rows = all.map((one) => [
-    one.worker, make("span", one.live ? "" : "warning", one.live ? (one.draining ? "drains" : "serves") : "silent"), short(one.node),
+    one.worker, make("span", one.live || one.draining ? "" : "warning", workerState(one)), short(one.node),
     one.samples_per_s ? one.samples_per_s.toFixed(0) : "?", Object.values(one.lanes_by_job).reduce((sum, lanes) => sum + lanes, 0),
     one.unable_jobs.length ? make("span", "warning", `cannot open ${one.unable_jobs.join(", ")}`) : "",
   ]);
