@@ -52,6 +52,8 @@ def run(
     out: Path,
     transports: list[str],
     on_step: Callable[[StepEvent], None] = lambda event: None,
+    *,
+    epochs: int = EPOCHS,
     **task: object,
 ) -> RunResult:
     return run_job(
@@ -61,7 +63,7 @@ def run(
         out,
         samples=SAMPLES,
         dropped=0,
-        epochs=EPOCHS,
+        epochs=epochs,
         deadline_s=DEADLINE_S,
         on_step=on_step,
         **task,
@@ -268,7 +270,8 @@ def test_an_evaluation_shares_the_worker_with_a_training(job: JobSpec, tmp_path:
     with Cluster(tmp_path, workers=1) as cluster:
 
         def train() -> None:
-            training.append(run(cluster, job, tmp_path / "train", ["shm"], lambda event: order.append("train")))
+            # Long enough to go on when the evaluation has begun, which first has to import what it needs.
+            training.append(run(cluster, job, tmp_path / "train", ["shm"], lambda event: order.append("train"), epochs=6))
 
         thread = threading.Thread(target=train)
         thread.start()
