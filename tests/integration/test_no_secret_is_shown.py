@@ -19,7 +19,7 @@ import pytest
 import redis
 
 import headrace
-from headrace.coordinator import store_redis
+from headrace.coordinator import store_address
 from headrace.coordinator.settings import CoordinatorSettings
 from headrace.core.errors import HeadraceError
 from headrace.datasets.build import build_index
@@ -161,7 +161,7 @@ def test_nor_what_the_command_line_complains_of(
 )
 def test_nor_what_is_wrong_with_the_stores_address(address: str) -> None:
     with pytest.raises(HeadraceError) as caught:
-        store_redis.connect(address)
+        store_address.connect(address)
     assert CANARY not in str(caught.value) + repr(caught.value.__cause__)
     assert CANARY not in "".join(traceback.format_exception(caught.value))
 

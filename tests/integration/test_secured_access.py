@@ -24,7 +24,7 @@ import pytest
 
 import headrace
 from headrace.coordinator.settings import CoordinatorSettings
-from headrace.coordinator.store_redis import connect as connect_store
+from headrace.coordinator.store_address import connect as connect_store
 from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, Unauthenticated
 from headrace.core.job import JobSpec

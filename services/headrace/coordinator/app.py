@@ -11,7 +11,7 @@ from functools import partial
 import structlog
 from prometheus_client import CollectorRegistry
 
-from headrace.coordinator import admin_api, refusals, store_redis
+from headrace.coordinator import admin_api, refusals, store_address
 from headrace.coordinator.access import Access
 from headrace.coordinator.board import Board
 from headrace.coordinator.grpc_api import CoordinatorService
@@ -101,7 +101,7 @@ async def run(settings: CoordinatorSettings) -> None:
 
 
 def _redis(settings: CoordinatorSettings) -> Store:
-    return store_redis.connect(
+    return store_address.connect(
         settings.store,
         settings.store_prefix,
         settings.store_deadline_s,

@@ -12,21 +12,14 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
-from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import TypeVar
 
 import redis.asyncio
 import redis.asyncio.sentinel
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.credentials import CredentialProvider
 from redis.exceptions import RedisError, ResponseError
 
 from headrace.coordinator.store import Key, Loaded, Stored, Table
-from headrace.core import limits
-from headrace.core.errors import ConfigInvalid, RecordInvalid, StoreUnavailable
-from headrace.core.masking import mask_address
+from headrace.core.errors import RecordInvalid, StoreUnavailable
 
 _Result = TypeVar("_Result")
 # Lua's unpack and Redis' own limits make a script call with more arguments fail.
@@ -152,6 +145,9 @@ class RedisStore:
     async def close(self) -> None:
         """See Store."""
         await self._client.aclose()
+        if isinstance(pool := self._client.connection_pool, redis.asyncio.sentinel.SentinelConnectionPool):
+            for sentinel in pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
 
     def _key(self, table: Table) -> str:
         return f"{self._prefix}:{{{table.group}}}:{table.kind}"
@@ -210,87 +206,3 @@ def _stamp(text: bytes) -> int:
         return int(text)
     digits = _DIGITS.match(text)
     return int(digits.group()) if digits else 0
-
-
-class _PasswordFile(CredentialProvider):
-    """The store's password from a file, read for each new connection; the user is the one in the address."""
-
-    def __init__(self, path: Path, user: str) -> None:
-        self._path = path
-        self._user = user
-
-    def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """See redis. An unreadable file is an OSError, as an unreachable store is."""
-        password = self._path.read_text(encoding="utf-8").strip()
-        return (self._user, password) if self._user else (password,)
-
-    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """See redis."""
-        return self.get_credentials()
-
-
-def connect(url: str, prefix: str = "headrace", timeout_s: float = 2.0, *, password_file: str = "", ca: str = "") -> RedisStore:
-    """A store at redis://, rediss:// or unix://, or sentinel://host:port,host:port/service[/db]; connects when first used.
-
-    password_file: read for each new connection; the address then has no password. ca: PEM file of who signed the certificate
-    of a rediss:// store. Raises ConfigInvalid for anything else.
-    """
-    # Once more on a fresh connection, for those that a restart of the store broke; a commit may be repeated, since its
-    # compare-and-set then fails and the caller reads what it wrote.
-    options: dict[str, Any] = {
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 1),
-        "health_check_interval": 15,
-    }
-    limits.at_most(len(url), limits.ADDRESS_CHARS, "characters in the store's address", ConfigInvalid, field="store")
-    where = mask_address(url)
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise _unreadable(where) from None
-    if password_file:
-        if not Path(password_file).is_file() or parts.password:
-            raise ConfigInvalid(
-                f"store_password_file {password_file} must be a file, and the store's address have no password", field="store"
-            )
-        options["credential_provider"] = _PasswordFile(Path(password_file), parts.username or "")
-        url = url.replace(f"{parts.netloc.rpartition('@')[0]}@", "", 1) if "@" in parts.netloc else url
-    if ca:
-        if parts.scheme != "rediss" or not Path(ca).is_file():
-            raise ConfigInvalid(f"store_tls_ca {ca} must be a file, and the store a rediss:// address", field="store")
-        options["ssl_ca_certs"] = ca
-    try:
-        if parts.scheme == "sentinel":
-            return RedisStore(_by_sentinel(url, options), prefix, where, timeout_s)
-        if parts.scheme in ("redis", "rediss", "unix"):
-            return RedisStore(redis.asyncio.Redis.from_url(url, **options), prefix, where, timeout_s)
-    except ValueError:
-        raise _unreadable(where) from None
-    raise ConfigInvalid(f"the store must be redis://, rediss://, unix:// or sentinel://, not {where!r}", field="store")
-
-
-def _unreadable(where: str) -> ConfigInvalid:
-    # Without the parser's words: they may hold a piece of a password.
-    return ConfigInvalid(
-        f"the store address {where} cannot be read: host:port, and escape what is special in a password (%40 for @)",
-        field="store",
-    )
-
-
-def _by_sentinel(url: str, options: dict[str, Any]) -> redis.asyncio.Redis:
-    parts = urlsplit(url)
-    user, _, hosts = parts.netloc.rpartition("@")
-    service, _, db = parts.path.strip("/").partition("/")
-    if not service or not hosts:
-        raise ValueError("expected sentinel://host:port,host:port/service")
-    sentinels = []
-    for host in map(str.strip, hosts.split(",")):
-        name, _, port = host.rpartition(":") if ":" in host else (host, ":", "26379")
-        sentinels.append((name, int(port)))
-    make: Any = redis.asyncio.sentinel.Sentinel
-    password = user.lstrip(":") or None
-    client: redis.asyncio.Redis = make(
-        sentinels, sentinel_kwargs=dict(options), password=password, db=int(db or 0), **options
-    ).master_for(service)
-    return client

@@ -92,14 +92,14 @@ def store(url: str, password_file: str, ca: str) -> Finding:
 
     shown = mask_address(url)
     try:
-        from headrace.coordinator import store_redis
+        from headrace.coordinator import store_address
     except ImportError as error:
         return Finding(
             _SUBJECT, "store", "note", f"{shown} was not tried", f"{error.name} is missing: pip install 'headrace[coordinator]'"
         )
 
     async def ping() -> tuple[float, tuple[str, ...]]:
-        made = store_redis.connect(url, password_file=password_file, ca=ca)
+        made = store_address.connect(url, password_file=password_file, ca=ca)
         try:
             begun = time.monotonic()
             await made.ping()

@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from headrace.coordinator import store_redis
+from headrace.coordinator import store_address
 from headrace.core.batch import BAD_REASONS
 from headrace.core.errors import HeadraceError
 from headrace.core.image_header import check, read_header
@@ -237,7 +237,7 @@ def _braces(text: str) -> None:
 
 
 def _store(text: str) -> None:
-    store_redis.connect(text)
+    store_address.connect(text)
 
 
 _ADDRESSES = (
