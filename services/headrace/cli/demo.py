@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.cli.durations import Seconds
 from headrace.core.epoch_plan import EpochPlan
 from headrace.core.errors import ConfigInvalid
 from headrace.core.job import JobSpec
@@ -67,7 +68,7 @@ AUDITED = {
 )
 @click.option("--report", type=click.Path(path_type=Path), help="Also write the facts as JSON to this file.")
 @click.option("--prometheus", is_flag=True, help="Instead keep a fleet running, with a Prometheus that scrapes it.")
-@click.option("--seconds", default=0.0, type=click.FloatRange(0), help="With --prometheus: end after so long, not by Ctrl-C.")
+@click.option("--seconds", default=0.0, type=Seconds(0), help="With --prometheus: end after so long, not by Ctrl-C.")
 def demo(
     *, samples: int, batch_size: int, workers: int, out: Path, report: Path | None, prometheus: bool, seconds: float
 ) -> None:

@@ -32,6 +32,17 @@ class Duration(click.ParamType[float]):
 DURATION = Duration()
 
 
+class Seconds(click.FloatRange):
+    """A number of seconds within bounds, which nan is not: it is smaller than nothing, and so passes click's own check."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See click."""
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
+
+
 def told(seconds: float) -> str:
     """The same for people."""
     if seconds >= 1:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.admin import ADMIN, VARIABLES, get, get_job
+from headrace.cli.durations import Seconds
 from headrace.core.errors import CoordinatorUnavailable, HeadraceError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     "--every",
     default=2.0,
     show_default=True,
-    type=click.FloatRange(0.2, 3600),
+    type=Seconds(0.2, 3600),
     help="Seconds between two looks, while it is live.",
 )
 def status(job: str | None, *, admin: str, once: bool, as_json: bool, every: float) -> None:
