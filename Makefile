@@ -1,7 +1,7 @@
 # Everything a person needs, from an empty clone: `make demo`, `make test`. The work is done by small scripts in tools/.
 # Only make, a shell and Python >= 3.11 are assumed; PYTHON=/path/to/python chooses one.
 .DEFAULT_GOAL := help
-.PHONY: help demo test chart simulate chaos soak bench-peers fuzz sanitize lint format proto clean
+.PHONY: help demo test lowest chart simulate chaos soak bench-peers fuzz sanitize lint format proto clean
 BIN := .venv/bin
 
 help: ## Print this list
@@ -19,6 +19,11 @@ test: ## Check the code and run all tests (about a quarter of an hour on two cor
 	@tools/chromium.sh
 	@tools/lint.sh
 	@tools/test.sh $(ARGS)
+	@$(if $(ARGS),,tools/lowest.sh)
+
+lowest: ## Run some tests with the oldest version of each library that pyproject.toml admits, in .venv-lowest
+	@tools/setup.sh test,lint,chart
+	@tools/lowest.sh $(ARGS)
 
 simulate: ## Run SEEDS=1000 simulated fleets under faults and check every promise; SEED= plays one again
 	@tools/setup.sh test
@@ -65,5 +70,5 @@ sanitize: ## Build the native core with ASan and UBSan and feed it damaged image
 
 clean: ## Remove what the other targets made: .venv, caches, the demo's output
 	@rm -f services/headrace/worker/engines/*.so.*
-	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-out soak-out dist build
+	@rm -rf .venv .venv-lowest .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-out soak-out dist build
 	@find services tests -name __pycache__ -type d -prune -exec rm -rf {} +

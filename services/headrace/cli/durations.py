@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 _UNITS = {"s": 1.0, "": 1.0, "ms": 1e-3, "us": 1e-6}
 _FORM = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|)\s*")
 
+# Generic since click 8.4 alone.
+if TYPE_CHECKING:
+    _FloatType = click.ParamType[float]
+else:
+    _FloatType = click.ParamType
 
-class Duration(click.ParamType[float]):
+
+class Duration(_FloatType):
     """Seconds, of a text with or without a unit."""
 
     name = "TIME"

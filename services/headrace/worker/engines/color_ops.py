@@ -20,11 +20,12 @@ _LEVELS = np.arange(256, dtype=np.float64)
 
 def luma(pixels: Pixels) -> Pixels:
     """uint8[H, W]: (19595 R + 38470 G + 7471 B + 32768) >> 16, ITU-R 601-2 as Pillow rounds it."""
-    total = pixels[..., 0] * np.uint32(19595)
-    total += pixels[..., 1] * np.uint32(38470)
-    total += pixels[..., 2] * np.uint32(7471)
+    # Its type is named: numpy 1 looks at the value of a factor, finds that 16 bits hold it, and overflows.
+    total = np.multiply(pixels[..., 0], 19595, dtype=np.uint32)
+    total += np.multiply(pixels[..., 1], 38470, dtype=np.uint32)
+    total += np.multiply(pixels[..., 2], 7471, dtype=np.uint32)
     total += np.uint32(32768)
-    total >>= 16
+    total >>= np.uint32(16)
     return total.astype(np.uint8)
 
 
