@@ -71,7 +71,9 @@ def check_usable(tally: Tally, address: str) -> None:
     bad = tally.bad.total()
     good = tally.samples - tally.bad_kept
     if not bad and not good:
-        raise ShardInvalid(f"no samples in {address}: check the address and --exclude")
+        more = f"; and {len(tally.warnings) - 1} more" if len(tally.warnings) > 1 else ""
+        why = f"{tally.warnings[0]}{more}" if tally.warnings else "check the address and --exclude"
+        raise ShardInvalid(f"no samples in {address}: {why}")
     if bad <= good:
         return
     counts = ", ".join(f"{count} {reason}" for reason, count in tally.bad.most_common())
