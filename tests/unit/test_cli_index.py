@@ -118,12 +118,11 @@ def test_a_class_list_that_cannot_be_read(tmp_path: Path) -> None:
         assert result.exit_code == 1 and "Traceback" not in result.output and result.stderr.startswith("headrace:")
 
 
-@pytest.mark.parametrize("name", [b"\xe9.jpg", (b"x" * 200 + b"/") * 11 + b"y.jpg"], ids=["latin-1", "too-long"])
-def test_where_all_files_are_left_out_it_is_said_why(tmp_path: Path, name: bytes) -> None:
+def test_where_all_files_are_left_out_it_is_said_why(tmp_path: Path) -> None:
     for number in range(3):
-        path = os.fsencode(tmp_path) + b"/%d/" % number + name
-        os.makedirs(os.path.dirname(path))  # noqa: PTH103, PTH120 - of a name that is no text
-        with open(path, "wb") as file:  # noqa: PTH123
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        with open(os.fsencode(directory) + b"/\xe9.jpg", "wb") as file:  # noqa: PTH123 - its name is no text
             file.write(b"x")
     result = run(tmp_path)
-    assert result.exit_code == 1 and "left out; and 2 more" in result.output, result.output
+    assert result.exit_code == 1 and "is not named in UTF-8; left out; and 2 more" in result.output, result.output
