@@ -98,6 +98,25 @@ async def test_the_smaller_window_counts(transport: str, path: Path) -> None:
             await rank.close()
 
 
+@pytest.mark.parametrize(("asked", "had", "grown"), [(5, 3, 5), (4, 3, 8), (3, 3, 8), (8, 5, 5)])
+async def test_a_rank_that_asked_for_more_than_it_has_connects_anew_when_the_window_grows(
+    transport: str, path: Path, asked: int, had: int, grown: int
+) -> None:
+    producer = NullProducer(SHAPE, window=had)
+    async with serving(transport, path, producer) as harness:
+        rank = await harness.connect(window=asked)
+        (port,) = producer.ports
+        stays = min(asked, grown) == had
+        port.grant(grown)
+        assert port.closed is not stays
+        await rank.close()
+        producer.window = grown
+        again = await harness.connect(window=asked)
+        await harness.settle(lambda: len(producer.ports) == 1 and producer.ports[0] is not port)
+        assert producer.ports[0].window == min(asked, grown)
+        await again.close()
+
+
 async def test_a_stalled_rank_holds_the_worker_at_its_window_and_nobody_else(transport: str, path: Path) -> None:
     async with serving(transport, path) as harness:
         stalled = await harness.connect(rank=0)

@@ -8,16 +8,25 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.coordinator import board, heartbeats
 from headrace.coordinator.fleet_ledger import WORKERS
 from headrace.coordinator.lane_tables import seen_by_watchers
 from headrace.coordinator.sight import Sight
-from headrace.core.errors import RankClaimed, StaleToken, StoreUnavailable
+from headrace.core.errors import (
+    HeadraceError,
+    JobMismatch,
+    RankClaimed,
+    RecordInvalid,
+    StaleToken,
+    StateInvalid,
+    StoreUnavailable,
+)
 from headrace.core.events import Adopt, Join, Leave, Open, Rules
 from headrace.core.lease import BEATS_A_TTL, heartbeat_patience_s
 from headrace.core.tick import tick
-from headrace.testing.simulation.network import CallContext
+from headrace.testing.simulation.network import Aborted, CallContext
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.wire.messages import PROTOCOL
 from tests.unit.session_world import SPEC, S
@@ -339,3 +348,52 @@ async def test_a_store_that_hangs_is_not_asked_for_each_job_in_turn(after_s: flo
         with pytest.raises(StoreUnavailable):
             await world.board.refresh()
     assert asked <= 8 if after_s else asked == 62
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [JobMismatch("another plan", job="job-0"), RecordInvalid("no record", job="job-0"), StateInvalid("odd", job="job-0")],
+)
+async def test_what_is_wrong_with_one_job_keeps_no_worker_from_the_others(
+    wrong: HeadraceError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that cannot be read, or a name under which the store has another job now."""
+    world = await formed()
+    await more_jobs(world, 3)
+    await world.board.refresh()
+    service = service_of(world)
+    held = list((await service.Heartbeat(request_of("a", []), CallContext())).leases)
+    assert len(held) == 4
+    newer = [pb.SessionLeases.FromString(lease.SerializeToString()) for lease in held]
+    for lease in newer:
+        lease.tokens[0] += 1  # news of all
+    update, taken = world.ledger.update, set[str]()
+
+    async def updated(job: str, event: object) -> object:
+        taken.add(job)
+        if job == "job-0":
+            raise wrong
+        return await update(job, event)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.ledger, "update", updated)
+    with capture_logs() as logs:
+        for _ in range(3):
+            answer = await service.Heartbeat(request_of("a", newer), CallContext())
+    assert taken == {lease.job for lease in held}
+    assert {lease.job for lease in answer.leases} == taken, "and it is told what it holds"
+    assert [line["job"] for line in logs if line["event"] == "leases_not_taken"] == ["job-0"], "told once"
+
+
+async def test_a_store_that_is_away_is_told_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leases are kept then; an answer without them would take them away."""
+    world = await formed()
+    service = service_of(world)
+    held = list((await service.Heartbeat(request_of("a", []), CallContext())).leases)
+    held[0].tokens[0] += 1
+
+    async def away(*_: object) -> object:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(world.ledger, "update", away)
+    with pytest.raises(Aborted, match="away"):
+        await service.Heartbeat(request_of("a", held), CallContext())

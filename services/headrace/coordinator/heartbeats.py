@@ -19,9 +19,11 @@ from headrace.coordinator.board import Board
 from headrace.coordinator.holdings import Leases
 from headrace.coordinator.ledger import Ledger
 from headrace.coordinator.requests import adopt_of, worker_of
+from headrace.core.errors import HeadraceError, StoreConflict, StoreUnavailable
 from headrace.core.events import Adopt, JobState
 from headrace.core.lease import BEATS_A_TTL, heartbeat_patience_s
 from headrace.core.records import JobRecord, SessionRecord, WorkerRecord
+from headrace.telemetry.seldom import Seldom
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 
@@ -61,6 +63,7 @@ class Heartbeats:
         self._rules = rules
         self._told: dict[str, dict[str, _Told]] = {}
         self._room = _LEAST_ROOM
+        self._seldom = Seldom()
 
     async def answer(self, request: pb.HeartbeatRequest, left_s: float | None = None) -> pb.HeartbeatResponse:
         """Record it, take over what this replica did not know, and tell the worker what it holds. Raises HeadraceError.
@@ -113,8 +116,19 @@ class Heartbeats:
             last, now = told.get(stated.job), held.get(stated.job)
             if last is not None and now is not None and _stands(last, *now) and last.message == stated:
                 continue
-            if await self._adopt(stated.job, adopt_of(request, stated)):
-                news.append(stated.job)
+            event = adopt_of(request, stated)
+            try:
+                if await self._adopt(stated.job, event):
+                    news.append(stated.job)
+            except (StoreUnavailable, StoreConflict):
+                raise
+            except HeadraceError as error:
+                # What is wrong with one job must not keep a worker from its leases of all the others.
+                if (more := self._seldom.due((error.code, stated.job))) is not None:
+                    worker = request.endpoint.worker
+                    log.warning(
+                        "leases_not_taken", worker=worker, error=error.message, code=error.code, job=stated.job, more=more
+                    )
         return news
 
     async def _adopt(self, job: str, event: Adopt) -> bool:

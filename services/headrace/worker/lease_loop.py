@@ -266,12 +266,19 @@ class LeaseLoop:
         if changed:
             self._stats.lanes({key[0]: len(work.leases) for key, work in sorted(self._sessions.by_key.items())})
             self._producer.leases_changed()
+        self._producer.grant_windows()
         in_use = {tools_key(work.session.job) for work in self._sessions.by_key.values()}
         await self._toolbox.free_unused(in_use | {tools_key(job) for job in self._producer.jobs_in_flight()})
 
     async def _know(self, session: Session) -> None:
         """Take note of a session: begin to open it, or bring it up to date (its window may have grown)."""
         known = self._sessions.by_key.get(session.key)
+        if known is not None and tools_key(known.session.job) != tools_key(session.job):
+            # The store lost the job, and another was opened under its name: no tool of the old one may make its batches.
+            log.warning("session_replaced", job=session.job.name, attempt=session.attempt, note="another job has this name now")
+            del self._sessions.by_key[session.key]
+            self._producer.end_session(session.key, "another job has its name now")
+            known = None
         if known is not None:
             if known.session != session:
                 await self._sessions.put(SessionWork(session, known.engine, known.source, known.leases))

@@ -52,6 +52,14 @@ class OutPort(Protocol):
         """True once the rank is gone; the port is then dropped and a reconnect makes a new one."""
         ...
 
+    def grant(self, window: int) -> None:
+        """The session's window is this now: a rank that asked for more than it has here shall connect anew."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """End the connection; the rank may connect anew. May be called again."""
+        ...
+
     def slot_states(self) -> SlotStates:
         """How its slots are used now; any thread."""
         ...

@@ -140,6 +140,18 @@ class Producer:
         """Tell the scheduler that sessions or leases are others now."""
         self._wake.set()
 
+    def grant_windows(self) -> None:
+        """Ranks that were connected before this worker heard that their session's window grew connect anew."""
+        for port in list(self._ports):
+            if work := self._sessions.by_key.get((port.job, port.attempt)):
+                port.grant(work.session.window)
+
+    def end_session(self, session: tuple[str, int], reason: str) -> None:
+        """Close the connections of its ranks; what is being made for them is thrown away."""
+        for port in list(self._ports):
+            if (port.job, port.attempt) == session:
+                port.close(reason)
+
     def serves(self, session: tuple[str, int]) -> bool:
         """True while a rank of that session is connected."""
         return any((port.job, port.attempt) == session for port in self._ports)

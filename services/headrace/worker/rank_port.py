@@ -115,6 +115,7 @@ class RankPort(abc.ABC):
         self.attempt = hello.attempt
         self.rank = hello.rank
         self.window = window
+        self._asked = hello.window
         self.slab_bytes = slab.slots * slab.slot_bytes
         self._register = register
         self._credit = CreditWindow(hello.next, window, set(hello.have))
@@ -137,6 +138,11 @@ class RankPort(abc.ABC):
     def closed(self) -> bool:
         """See OutPort."""
         return self._closed
+
+    def grant(self, window: int) -> None:
+        """See OutPort. A rank may hear of a larger window, and come, before its worker does."""
+        if self.window < min(self._asked, window):
+            self.close("the session's window grew")
 
     def slot_states(self) -> SlotStates:
         """See OutPort."""
@@ -200,7 +206,7 @@ class RankPort(abc.ABC):
             self._register.listener.advanced(self)
 
     def close(self, reason: str) -> None:
-        """The rank is gone, or must go; may be called again."""
+        """See OutPort. The rank is gone, or must go."""
         if self._closed:
             return
         self._closed = True

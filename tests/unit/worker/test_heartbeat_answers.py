@@ -11,11 +11,15 @@ from structlog.testing import capture_logs
 
 from headrace.core import limits
 from headrace.core.job import JobSpec, Session
+from headrace.core.pipeline_spec import PipelineSpec, Resize
 from headrace.wire import convert
 from headrace.wire.gen import coordinator_service_pb2 as pb
 from headrace.worker.lease_loop import LeaseLoop
+from headrace.worker.work import SessionWork
 from tests.unit.worker.test_heartbeat_errors import leases  # noqa: F401 - a fixture
 
+OTHER = PipelineSpec(ops=(Resize((2, 2)),))
+FORBIDDEN: Any = object()
 SESSION = Session(JobSpec("fine", "/nowhere", 64, manifest_hash="aa", samples=4000), 1, 1, 0, 0, 1, 4, 12)
 
 
@@ -55,6 +59,22 @@ async def test_one_session_that_cannot_be_read_keeps_no_other_away(
         assert await leases.beat()
     assert [line["job"] for line in logs if line["event"] == "leases_unreadable"] == [hostile.job], "told once"
     assert list(leases._opening) == [("fine", 1)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"dataset": "/elsewhere"}, {"seed": 9}, {"manifest_hash": "bb"}, {"batch_size": 32}, {"pipeline": OTHER}]
+)
+async def test_another_job_under_the_same_name_gets_no_tool_of_the_one_before(
+    leases: LeaseLoop,  # noqa: F811
+    change: dict[str, Any],
+) -> None:
+    """The store lost the first one, and both sessions are attempt 1."""
+    await leases._sessions.put(SessionWork(SESSION, FORBIDDEN, FORBIDDEN, {}))
+    await leases._know(replace(SESSION, window=SESSION.window + 1))
+    assert leases._sessions.by_key["fine", 1].engine is FORBIDDEN, "the same job goes on with what it has"
+    await leases._know(replace(SESSION, job=replace(SESSION.job, **change)))
+    assert ("fine", 1) not in leases._sessions.by_key
+    assert list(leases._opening) == [("fine", 1)], "it is opened anew"
 
 
 @pytest.mark.parametrize("seconds", [-5, 10**11, 315_576_000_000])
