@@ -16,7 +16,7 @@ import pytest
 from headrace.core.batch import BAD_REASONS
 from headrace.core.image_header import PARSERS, read_header
 from headrace.core.pipeline_spec import CenterCrop, Decode, PipelineSpec
-from headrace.testing import kinds_page
+from headrace.testing import container_kinds, kinds_page
 from headrace.testing.image_kinds import ImageKind, encode, photo
 from headrace.testing.image_variants import BACKGROUND, ROWS, image_variants
 from headrace.worker.engines import registry
@@ -130,3 +130,11 @@ def test_a_huge_image_takes_no_memory(entry: Entry) -> None:
 def test_the_page_has_the_table_of_what_is_tried() -> None:
     page = Path("docs/decode_contract.md").read_text(encoding="utf-8")
     assert kinds_page.with_tables(page) == page, "write it anew: python -m headrace.testing.kinds_page"
+
+
+def test_the_page_of_reliability_counts_what_is_tried() -> None:
+    page = Path("docs/reliability.md").read_text(encoding="utf-8")
+    containers = container_kinds.container_kinds()
+    assert f"{len(ROWS)} kinds of image in {len(VARIANTS)} variants" in page
+    assert f"{len(container_kinds.ROWS)} kinds of container in {len(containers)} variants" in page
+    assert page.count(f"{2 * len(containers)} of {2 * len(containers)}") == 5, "by engine, with and without checksums"

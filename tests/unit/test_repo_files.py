@@ -47,6 +47,18 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as its readers' programs make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+        assert anchor in anchors(page.parent / target if target else page), f"{page.name} links to {target}#{anchor}"
+
+
 def test_make_alone_explains_every_target() -> None:
     result = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     listed = re.findall(r"^make ([a-z-]+) +\S+", result.stdout, re.MULTILINE)

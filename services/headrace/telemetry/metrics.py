@@ -101,7 +101,7 @@ _COORDINATOR: tuple[Metric, ...] = (
     Metric("headrace_store_request_seconds", "histogram", "coordinator",
            "Time of one request to the store.", (), "seconds", _LATENCY_S),
     Metric("headrace_store_clock_skew_seconds", "gauge", "coordinator",
-           "The store's clock less this coordinator's: leases go by the one, certificates and job tokens by the other.",
+           "The store's clock less this coordinator's: leases go by the one, certificates and logs by the other.",
            (), "seconds"),
     Metric("headrace_coordinator_overloaded", "gauge", "coordinator",
            "1 while heartbeats are, or were within a minute, answered later than workers wait: fewer are asked for, and none "

@@ -165,8 +165,7 @@ SERVICES = Row(
         ),
         Panel(
             "The store's clock less each coordinator's",
-            "Leases go by the store's. High, or far below 0: certificates and job tokens may be refused as "
-            "too old or not yet valid.",
+            "Leases go by the store's. High, or far below 0: certificates may be refused as expired or not yet valid.",
             "s",
             (Query(f"max by (instance) (headrace_store_clock_skew_seconds{{{FLEET}}})", "{{instance}}"),),
             least=None,
