@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -291,18 +290,6 @@ async def test_a_batch_whose_lease_moved_meanwhile_is_not_handed_over(rig: Rig) 
     assert port.abandoned
     assert rig.stats.registry.get_sample_value("headrace_batches_outrun_total", {"job": "train"}) == len(port.abandoned)
     assert all(meta.token >= 1100 for meta in port.metas.values())
-
-
-async def test_ranks_are_told_of_a_window_that_grew_after_they_came_and_those_of_a_session_that_ended_go(rig: Rig) -> None:
-    work, other = await rig.session(), await rig.session("other")
-    ports = [Port(rig.producer, one, eager=False) for one in (work, other)]
-    for port in ports:
-        rig.producer.opened(port)
-    await rig.sessions.put(SessionWork(replace(work.session, window=8), work.engine, work.source, work.leases))
-    rig.producer.grant_windows()
-    assert [port.granted for port in ports] == [[8], [3]]
-    rig.producer.end_session(work.session.key, "another job has its name now")
-    assert [port.closed for port in ports] == [True, False]
 
 
 async def test_two_jobs_share_the_engine_whatever_their_order(rig: Rig) -> None:
