@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-import structlog
-
 from headrace.client.link import Identity
+from headrace.client.logs import log
 from headrace.client.options import StreamOptions
 from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc, until
 from headrace.core.errors import HeadraceError, JobUnknown, RankClaimed, SessionSuperseded, StateMismatch, WaitTimeout
@@ -22,8 +21,6 @@ from headrace.wire.messages import PROTOCOL
 _MAY_PASS = (RankClaimed, SessionSuperseded)
 # Other ranks import their libraries at about the same time; who takes longer is told.
 SLOW_JOIN_S = 10.0
-
-log = structlog.get_logger()
 
 
 def open_job(rpc: CoordinatorRpc, spec: JobSpec, world: int, deadline_s: float, keep_s: int = 0) -> JobSpec:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import structlog
-
+from headrace.client.logs import log
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.fetch_host import RemoteLink
 from headrace.client.transports.fetch_pool import FetchPool
@@ -22,8 +21,6 @@ from headrace.core.arrivals import Arrival, Arrivals, Failure, Verdict
 from headrace.core.errors import HeadraceError, PeerGone, ProtocolMismatch, TransportUnavailable, from_code
 from headrace.wire import messages, slot_format
 from headrace.wire.messages import Drain, Failed, Message, Ready, Refuse, Started, Welcome
-
-log = structlog.get_logger()
 
 # Refusals that concern shared memory alone: the next rung may work.
 _SHM_ONLY = frozenset({"transport_unavailable", "disk_full", "protocol_mismatch", "internal"})

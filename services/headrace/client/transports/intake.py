@@ -22,9 +22,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 
-import structlog
-
 from headrace.client.gpu import Gpu
+from headrace.client.logs import log
 from headrace.client.origin import Origin
 from headrace.client.transports import waiting
 from headrace.client.transports.connections import Connections
@@ -40,8 +39,6 @@ from headrace.wire.batch_meta import decode_meta
 from headrace.wire.calls import Calls
 from headrace.wire.meta_head import KnownStamps, read_head
 from headrace.wire.slot_format import read_slot
-
-log = structlog.get_logger()
 
 _JOIN_S = 10.0
 # So often may one index's slot hold something else than announced before the trainer is told.
