@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import suppress
 
@@ -44,6 +45,7 @@ class Joining:
         self._options = options
         self._automatic = options.fixed_attempt == 0
         self._awaited: tuple[int, ...] = ()
+        self._swept = False
         self._tell_from_s = float("inf")
         self._request = pb.JoinSessionRequest(
             protocol=PROTOCOL,
@@ -80,9 +82,14 @@ class Joining:
             # It was opened a moment ago, so the store has lost it.
             self._rpc.call("OpenJob", _open_request(self._job, self._options.world))
             return None
-        except _MAY_PASS:
+        except _MAY_PASS as error:
             if self._automatic:
                 self._request.id.attempt = 0
+            if isinstance(error, RankClaimed) and not self._swept:
+                # A stream of this process that nobody can use any more holds its rank until the garbage collector comes by,
+                # and one that is part of a cycle, as a caught exception makes them, can wait for that for very long.
+                self._swept = True
+                gc.collect()
             raise
         self._request.id.attempt = answer.attempt
         self._awaited = tuple(answer.awaited)

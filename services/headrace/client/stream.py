@@ -16,7 +16,7 @@ from headrace.client.gpu import GpuChoice
 from headrace.client.handover import Arrived, HandOver
 from headrace.client.link import Connector, Link
 from headrace.client.options import StreamOptions, state_from_dict, state_to_dict
-from headrace.client.origin import Origin
+from headrace.client.origin import Origin, StaysHere
 from headrace.client.progress import Progress
 from headrace.core.errors import StateInvalid
 from headrace.core.job import JobSpec, Session, StreamState
@@ -73,7 +73,7 @@ class _Rest(Iterator[Batch]):
         return self._stream._next()
 
 
-class Stream:
+class Stream(StaysHere):
     """Iterate it to get batches; each `for` goes over the rest of the current epoch, as a DataLoader's does.
 
     The session is joined at the first `for`, `len()`, `epochs()`, `state_dict()` without a loaded state, or `join()`, and
