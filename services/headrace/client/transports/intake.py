@@ -31,7 +31,7 @@ from headrace.client.transports.links import Identity, Links
 from headrace.client.transports.protocol import IntakeStatus, TakenSlot, TransportChoice
 from headrace.client.transports.troubles import Lack, troubles
 from headrace.core.arrivals import Arrival, Arrivals, Failure
-from headrace.core.errors import HeadraceError, ProtocolMismatch, WaitTimeout, from_code
+from headrace.core.errors import HeadraceError, ProtocolMismatch, StateInvalid, WaitTimeout, from_code
 from headrace.core.job import LaneTable, Session
 from headrace.core.session_plan import SessionPlan
 from headrace.telemetry.failures import unexpected
@@ -200,7 +200,8 @@ class ThreadIntake:
         with self._lock:
             if not self._closing:
                 self._closing = True
-                self._set_failure(HeadraceError("the stream is closed", job=self._session.job.name, rank=self._rank))
+                text = "the stream is closed: open another with job.stream(...)"
+                self._set_failure(StateInvalid(text, job=self._session.job.name, rank=self._rank))
                 self._taken.clear()
                 self._wake()
         if self._thread is not threading.current_thread():
