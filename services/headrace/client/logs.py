@@ -14,6 +14,7 @@ from headrace.core.errors import ConfigInvalid
 
 LEVELS = ("debug", "info", "warning", "error")
 VARIABLE = "HEADRACE_LOG_LEVEL"
+NAME = "headrace.client"  # of the logger, where a trainer routes structlog into `logging`
 
 
 def keep_out_of_the_way() -> None:
@@ -57,7 +58,7 @@ class Log:
 
 def _write(level: str, event: str, fields: dict[str, Any]) -> None:
     with contextlib.suppress(Exception):
-        getattr(structlog.get_logger(), level)(event, **fields)
+        getattr(structlog.get_logger(NAME), level)(event, **fields)
 
 
 log = Log()

@@ -79,3 +79,13 @@ def test_all_of_the_client_logs_that_way() -> None:
         and "get_logger" in (getattr(node, "attr", ""), getattr(node, "id", ""), getattr(node, "name", ""))
     }
     assert others == {"logs.py"}
+
+
+def test_a_trainer_that_routes_structlog_into_logging_finds_all_lines_under_one_name(caplog: pytest.LogCaptureFixture) -> None:
+    structlog.configure(
+        processors=[structlog.stdlib.render_to_log_kwargs],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+    log.warning("told", rank=3)
+    assert [(record.name, record.getMessage()) for record in caplog.records] == [("headrace.client", "told")]
