@@ -291,7 +291,8 @@ class Connections:
     def _refused(self, peer: Peer, error: HeadraceError, now_s: float) -> None:
         peer.opening = error.code == "session_unknown"
         if str(error) != peer.last_error:  # it is asked again each second
-            log.warning("worker_refuses", worker=peer.worker, error=str(error))
+            tell = log.info if peer.opening else log.warning  # that it has not heard of the session yet is no fault
+            tell("worker_refuses", worker=peer.worker, error=str(error))
         if isinstance(peer.link, LocalLink) and peer.link.device is not None and error.code in _DEVICE_FIRST:
             old = "the worker's version shares no GPU memory: " if error.code == "protocol_mismatch" else ""
             self._links.device_failed(peer, peer.link, old + error.message, now_s)
