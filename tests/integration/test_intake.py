@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.client.transports.intake import ThreadIntake
 from headrace.client.transports.protocol import TransportChoice
@@ -156,16 +157,19 @@ def test_refusals_that_may_pass_are_tried_again_and_others_reach_the_trainer(ben
     worker = bench.worker()
     worker.refuse = [messages.Refuse("session_unknown", "not heard of it yet", {})] * 3
     intake = bench.intake(transport)
-    intake.update(bench.tables.give(worker))
-    eat(intake, range(3))
-    assert len(worker.hellos) == 4
-    worker.refuse = [messages.Refuse("session_superseded", "attempt 1 began", {"attempt": 1})]
-    for connection in worker.connections:
-        connection.cut()
-    with pytest.raises(SessionSuperseded, match="attempt 1 began"):
-        for index in range(3, 100):
-            intake.take(index, DEADLINE_S)
-            intake.release(index + 1)
+    with capture_logs() as lines:
+        intake.update(bench.tables.give(worker))
+        eat(intake, range(3))
+        assert len(worker.hellos) == 4
+        worker.refuse = [messages.Refuse("session_superseded", "attempt 1 began", {"attempt": 1})]
+        for connection in worker.connections:
+            connection.cut()
+        with pytest.raises(SessionSuperseded, match="attempt 1 began"):
+            for index in range(3, 100):
+                intake.take(index, DEADLINE_S)
+                intake.release(index + 1)
+    told = [line["log_level"] for line in lines if line["event"] == "worker_refuses"]
+    assert told == ["info", "warning"], "each session begins so, and a trainer's terminal gets what is wrong"
 
 
 def test_a_wait_names_index_position_owner_and_connection(bench: Bench) -> None:

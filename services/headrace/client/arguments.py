@@ -33,6 +33,14 @@ def whole(name: str, value: Any, least: int, most: int) -> int:
     return number
 
 
+def own_integer(value: Any) -> Any:
+    """An integer of another library's type as Python's own; all else as it is, for whoever judges it."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
 def deadline(name: str, value: Any, *, zero: bool = False) -> float:
     """Seconds to wait at most, finite and above 0. zero: 0 is allowed, too. Raises ConfigInvalid."""
     number = isinstance(value, Real | np.number) and not isinstance(value, bool)

@@ -16,6 +16,7 @@ from headrace.client import arguments
 from headrace.client.gpu import GpuChoice, check_device
 from headrace.client.link import Identity, Link
 from headrace.client.options import StreamOptions
+from headrace.client.origin import StaysHere
 from headrace.client.progress import Progress
 from headrace.client.stream import Stream
 from headrace.client.transports.protocol import TransportChoice
@@ -79,7 +80,7 @@ def connect(
     return Client(CoordinatorRpc(text, coordinators), deadline_s, workers)
 
 
-class Client:
+class Client(StaysHere):
     """Opens jobs. A context manager; streams that it opened have connections of their own and outlive it."""
 
     def __init__(self, rpc: CoordinatorRpc, deadline_s: float, workers: Calls | None = None) -> None:
@@ -125,9 +126,9 @@ class Client:
         spec = JobSpec(
             name=name,
             dataset=_absolute(dataset),
-            batch_size=batch_size,
+            batch_size=arguments.own_integer(batch_size),
             pipeline=PipelineSpec() if pipeline is None else pipeline,
-            seed=seed,
+            seed=arguments.own_integer(seed),
             shuffle=arguments.shuffle(shuffle),
             tail=tail,
             fingerprint=fingerprint,
@@ -152,7 +153,7 @@ def _absolute(dataset: str | os.PathLike[str]) -> str:
     return address if not address or "://" in address else str(Path(address).expanduser().absolute())
 
 
-class Job:
+class Job(StaysHere):
     """An open job. spec: as the coordinator recorded it, with the manifest's hash and sample count."""
 
     def __init__(self, spec: JobSpec, connect: Callable[[], CoordinatorRpc], workers: Calls | None) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import structlog
 
 from headrace.core.errors import HeadraceError, PeerGone
 from headrace.telemetry.failures import unexpected
@@ -16,8 +15,6 @@ from headrace.wire import messages
 from headrace.wire.calls import Calls
 from headrace.wire.messages import Hello, Message, Next
 from headrace.wire.tls import open_aio_channel
-
-log = structlog.get_logger()
 
 METHOD = "/headrace.v1.WorkerService/StreamBatches"
 

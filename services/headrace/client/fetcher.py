@@ -16,10 +16,9 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-import structlog
-
 from headrace.client.fetch_slots import FetchSlots
 from headrace.client.fetch_stream import Stream
+from headrace.client.logs import log
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.core.errors import HeadraceError, ProtocolMismatch
 from headrace.telemetry.logging import configure
@@ -27,8 +26,6 @@ from headrace.telemetry.parent import exit_with_parent
 from headrace.wire.calls import Calls
 from headrace.wire.malloc import tune_malloc
 from headrace.wire.messages import Chunk, Message, Next, Ready
-
-log = structlog.get_logger()
 
 # So long a stream may take over a batch of which another worker sends a copy. A batch takes that long on no network that can
 # feed a trainer, and a worker that names a token nobody gave it must not keep a batch from coming for good.

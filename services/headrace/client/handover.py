@@ -124,12 +124,12 @@ class HandOver:
         return batch
 
     def _epoch_ends(self, epoch: int) -> None:
-        from structlog import get_logger  # here, since it loads much that a script for a pipeline spec does not need
+        from headrace.client.logs import log  # here, since it loads much that a script for a pipeline spec does not need
 
         dropped = self.plan.dropped_in(epoch)
         self.dropped += dropped
         job = self._link.session.job.name
-        get_logger().debug("epoch_ends", job=job, rank=self._rank, epoch=epoch, samples_dropped=dropped)
+        log.debug("epoch_ends", job=job, rank=self._rank, epoch=epoch, samples_dropped=dropped)
 
     def release(self, next_index: int) -> None:
         """All slots below `next_index` go back."""

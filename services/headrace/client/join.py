@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import suppress
 
-import structlog
-
 from headrace.client.link import Identity
+from headrace.client.logs import log
 from headrace.client.options import StreamOptions
 from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc, until
 from headrace.core.errors import HeadraceError, JobUnknown, RankClaimed, SessionSuperseded, StateMismatch, WaitTimeout
@@ -22,8 +22,6 @@ from headrace.wire.messages import PROTOCOL
 _MAY_PASS = (RankClaimed, SessionSuperseded)
 # Other ranks import their libraries at about the same time; who takes longer is told.
 SLOW_JOIN_S = 10.0
-
-log = structlog.get_logger()
 
 
 def open_job(rpc: CoordinatorRpc, spec: JobSpec, world: int, deadline_s: float, keep_s: int = 0) -> JobSpec:
@@ -47,6 +45,7 @@ class Joining:
         self._options = options
         self._automatic = options.fixed_attempt == 0
         self._awaited: tuple[int, ...] = ()
+        self._swept = False
         self._tell_from_s = float("inf")
         self._request = pb.JoinSessionRequest(
             protocol=PROTOCOL,
@@ -83,9 +82,14 @@ class Joining:
             # It was opened a moment ago, so the store has lost it.
             self._rpc.call("OpenJob", _open_request(self._job, self._options.world))
             return None
-        except _MAY_PASS:
+        except _MAY_PASS as error:
             if self._automatic:
                 self._request.id.attempt = 0
+            if isinstance(error, RankClaimed) and not self._swept:
+                # A stream of this process that nobody can use any more holds its rank until the garbage collector comes by,
+                # and one that is part of a cycle, as a caught exception makes them, can wait for that for very long.
+                self._swept = True
+                gc.collect()
             raise
         self._request.id.attempt = answer.attempt
         self._awaited = tuple(answer.awaited)

@@ -6,6 +6,7 @@ What a child closed would be the parent's (its rank, its fetcher), and what it w
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from headrace.core.errors import StateInvalid
 
@@ -31,3 +32,16 @@ class Origin:
                 f"{os.getpid()}): it has none of the {what}'s threads; open one of its own with headrace.connect(...)",
                 process=self._pid,
             )
+
+
+class StaysHere:
+    """Of this process alone: has connections and threads, which no copy can have."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        what = type(self).__name__.lower()
+        raise TypeError(  # what `pickle` raises of such objects, and what others expect of it
+            f"a {what} can neither be copied nor sent to another process, since its connections are of this one: give the "
+            f"other process the coordinators' addresses and the job's parameters, and let it call headrace.connect(...)"
+        )

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
-import structlog
 
+from headrace.client.logs import log
 from headrace.client.origin import Origin
 from headrace.core import limits
 from headrace.core.errors import ConfigInvalid, CoordinatorUnavailable, HeadraceError, StoreUnavailable, WaitTimeout
@@ -39,7 +39,6 @@ _OPTIONS = (
 _ELSEWHERE = (CoordinatorUnavailable, WaitTimeout, StoreUnavailable)
 
 T = TypeVar("T")
-log = structlog.get_logger()
 
 
 class CoordinatorRpc:

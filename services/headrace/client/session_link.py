@@ -15,9 +15,9 @@ import time
 from typing import Any
 
 import grpc
-import structlog
 
 from headrace.client.link import Identity
+from headrace.client.logs import log
 from headrace.client.origin import Origin
 from headrace.client.progress import Progress, Snapshot
 from headrace.client.rpc import CALL_DEADLINE_S, CoordinatorRpc
@@ -58,8 +58,6 @@ _FINAL = (
     SpecInvalid,
     Unauthenticated,
 )
-
-log = structlog.get_logger()
 
 
 class SessionLink:

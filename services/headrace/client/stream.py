@@ -16,7 +16,7 @@ from headrace.client.gpu import GpuChoice
 from headrace.client.handover import Arrived, HandOver
 from headrace.client.link import Connector, Link
 from headrace.client.options import StreamOptions, state_from_dict, state_to_dict
-from headrace.client.origin import Origin
+from headrace.client.origin import Origin, StaysHere
 from headrace.client.progress import Progress
 from headrace.core.errors import StateInvalid
 from headrace.core.job import JobSpec, Session, StreamState
@@ -52,7 +52,28 @@ class StreamStats:
     awaited: str
 
 
-class Stream:
+class _Rest(Iterator[Batch]):
+    """The rest of a stream's epoch. No generator: an error ends one, and then the epoch would seem to end there, too."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._epoch: int | None = None  # until the first next(), which joins
+        self._over = False
+
+    def __next__(self) -> Batch:
+        if self._over:
+            raise StopIteration
+        epoch = self._stream._epoch()
+        if self._epoch is None:
+            self._epoch = epoch
+        if epoch is None or epoch != self._epoch:
+            self._over = True
+            self._stream._expire()
+            raise StopIteration
+        return self._stream._next()
+
+
+class Stream(StaysHere):
     """Iterate it to get batches; each `for` goes over the rest of the current epoch, as a DataLoader's does.
 
     The session is joined at the first `for`, `len()`, `epochs()`, `state_dict()` without a loaded state, or `join()`, and
@@ -125,15 +146,8 @@ class Stream:
     # --- batches -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the current epoch. What keeps a batch from coming is raised by next(); the next `for` tries again."""
-        hand = self._joined()
-        position = hand.position()
-        epoch = position.epoch if position else -1
-        while position is not None and position.epoch == epoch:
-            yield self._next()
-            position = hand.position()
-        self._origin.check("stream")
-        self._expire()
+        """The rest of the current epoch. What keeps a batch from coming is raised by next(); the next next() tries again."""
+        return _Rest(self)
 
     def epochs(self) -> Iterator[int]:
         """Number of each epoch that has batches left, for an outer loop around `for batch in stream`.
@@ -158,6 +172,11 @@ class Stream:
     def __bool__(self) -> bool:
         """A stream is true; without this, `if stream:` would ask for its length and so join."""
         return True
+
+    def _epoch(self) -> int | None:
+        """Of the next batch; None after the last."""
+        position = self._joined().position()
+        return None if position is None else position.epoch
 
     def _next(self) -> Batch:
         hand = self._joined()

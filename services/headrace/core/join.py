@@ -102,7 +102,10 @@ def superseded(job: str, attempt: int, newest: int, rank: int) -> SessionSuperse
 
 
 def _claimed(state: JobState, event: Join, attempt: int) -> NoReturn:
-    remedy = "stop it (its claim lapses seconds after its last sign of life), or join with a higher attempt"
+    remedy = (
+        "stop it, or close() it if it is an earlier stream of this process (its claim lapses seconds after its last sign of "
+        "life), or join with a higher attempt"
+    )
     if event.attempt and state.session is not None and state.session.formed:
         remedy = "within an attempt no rank is handed on, so join with a higher attempt"
     raise RankClaimed(

@@ -16,6 +16,7 @@ from headrace.datasets.scan import Found
 
 MAX_DETAILS = 1000
 MAX_WARNINGS = 200
+MANY = 100  # samples; fewer are a first try, in which a class may well come once
 _WHAT_TO_DO = {
     "missing_part": "each sample needs an image and the part that --labels names",
     "bad_label": "correct the labels, or --labels and --classes",
@@ -92,7 +93,7 @@ def check_usable(tally: Tally, address: str) -> None:
 
 
 def tell_labels(tally: Tally, rule: LabelRule) -> None:
-    """Say so where no sample has a label, or folders make no classes: nothing else would before the loss is looked at."""
+    """Say so where no sample has a label, or folders or texts make no classes: nothing else would before a look at the loss."""
     if rule.rule == "none":
         tally.notes.append(
             "there are no labels: each sample's is -1. Labels come from a .cls, .json or .txt beside each image in a tar, or"
@@ -103,6 +104,12 @@ def tell_labels(tally: Tally, rule: LabelRule) -> None:
         tally.warnings.append(
             f"all samples are of one class, {name!r}: the class is the folder that a file itself lies in. For classes, move the"
             " files up into a folder for each; for no labels say --labels none"
+        )
+    classes, good = len([label for label in tally.labels if label >= 0]), tally.samples - tally.bad_kept
+    if rule.rule == "txt" and not rule.numbers and good >= MANY and 2 * classes > good:
+        tally.warnings.append(
+            f"the .txt of {good} samples make {classes} classes, so hardly two samples share one: if they are captions say"
+            " --labels none and find each by its batch.keys, or put them into .json, which comes as it is"
         )
 
 

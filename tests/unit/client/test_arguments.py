@@ -151,3 +151,10 @@ def test_numbers_of_numpy_and_flags_that_were_not_given_are_taken(client: Client
     for call, argument in ((job_with, {"world": np.float64(2)}), (job_with, {"world": True}), (stream_with, {"attempt": "3"})):
         with pytest.raises(REFUSED):
             call(client, **argument)
+
+
+@pytest.mark.parametrize("number", [np.int64(8), np.uint8(8), np.array(8)])
+def test_integers_of_other_libraries_are_recorded_as_pythons_own(client: Client, opened: list[JobSpec], number: Any) -> None:
+    job_with(client, batch_size=number, seed=number)
+    assert (opened[0].batch_size, opened[0].seed) == (8, 8)
+    assert type(opened[0].batch_size) is type(opened[0].seed) is int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from headrace.client.batch import Batch
 from headrace.client.options import StreamOptions
 from headrace.client.stream import Stream
+from headrace.core.errors import BatchFailed
 from headrace.core.job import JobSpec
 from headrace.core.pipeline_spec import CenterCrop, Output, PipelineSpec
 from headrace.testing.memory_stream import MemoryLink, memory_stream
@@ -151,3 +152,61 @@ def test_jax_arrays_equal_the_numpy_pixels_and_stay(dtype: str, layout: str) -> 
     for pixels, copy, mask in kept:
         np.testing.assert_array_equal(np.asarray(pixels, np.float32), copy.pixels.astype(np.float32))
         assert mask.tolist() == copy.mask.tolist()
+
+
+def one_ahead(stream: Stream) -> Iterator[Any]:
+    from headrace.client.iterators.ahead import ahead
+
+    return ahead(stream, Recorder())
+
+
+def on_torch(stream: Stream) -> Iterator[Any]:
+    from headrace.client.iterators.torch import as_tensors
+
+    return as_tensors(stream)
+
+
+def on_meta_device(stream: Stream) -> Iterator[Any]:
+    from headrace.client.iterators.torch import as_tensors
+
+    return as_tensors(stream, "meta")
+
+
+def on_jax(stream: Stream) -> Iterator[Any]:
+    pytest.importorskip("jax")
+    from headrace.client.iterators.jax import as_arrays
+
+    return as_arrays(stream)
+
+
+@pytest.mark.parametrize("open_iterator", [iter, one_ahead, on_torch, on_meta_device, on_jax])
+def test_an_error_ends_no_iterator_and_the_next_next_goes_on_with_the_same_batch(
+    open_iterator: Callable[[Stream], Iterator[Any]],
+) -> None:
+    links: list[MemoryLink] = []
+    with open_stream(on_link=links.append) as stream:
+        stream.join()
+        links[0].intake.broken[2] = BatchFailed("its shard is gone", batch=2)
+        batches = open_iterator(stream)
+        for _ in range(2):
+            next(batches)
+        for _ in range(2):
+            with pytest.raises(BatchFailed):
+                next(batches)
+        links[0].intake.broken.clear()
+        assert [index_of(got) for got in batches] == [2, 3, 4]
+
+
+def test_an_iterator_whose_epoch_is_over_stays_so_and_leaves_the_next_epochs_batch_alone() -> None:
+    with open_stream(epochs=2) as stream:
+        over = iter(stream)
+        assert len(list(over)) == 5
+        batch = next(iter(stream))
+        assert next(over, None) is None
+        assert batch.epoch == 1 and not batch.released
+    assert next(over, None) is None
+
+
+def index_of(got: Any) -> int:
+    batch = got if isinstance(got, Batch) else got.batch
+    return batch.index

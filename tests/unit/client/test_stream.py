@@ -354,7 +354,7 @@ def test_leftover_samples_are_counted_at_each_epochs_end(
     samples: int, world: int, dropped: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = LogCapture()
-    monkeypatch.setattr(structlog, "get_logger", lambda: structlog.wrap_logger(None, [lines], logging_at(0)))
+    monkeypatch.setattr(structlog, "get_logger", lambda *_: structlog.wrap_logger(None, [lines], logging_at(0)))
     with stream(job(samples), world=world, epochs=3) as made:
         seen = []
         for _ in made.epochs():

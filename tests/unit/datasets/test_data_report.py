@@ -119,3 +119,20 @@ async def test_no_labels_are_no_classes_and_told(tmp_path: Path, names: tuple[st
     report = await build_report(str(tmp_path), options)
     assert (report.manifest.num_classes, report.manifest.classes) == (0, ())
     assert [note for note in report.tally.notes if "there are no labels: each sample's is -1" in note]
+
+
+@pytest.mark.parametrize(
+    ("samples", "share", "warned"), [(120, 1, True), (120, 3, False), (60, 1, False)], ids=["captions", "names", "a first try"]
+)
+async def test_texts_that_hardly_two_samples_share_are_warned_of(
+    tmp_path: Path, samples: int, share: int, warned: bool
+) -> None:
+    parts = [
+        (f"{i:03}.{ext}", data) for i in range(samples) for ext, data in (("jpg", b"x"), ("txt", b"dog %d" % (i // share)))
+    ]
+    write_tar(tmp_path / "a.tar", parts)
+    said = (await build_report(str(tmp_path))).tally.warnings
+    assert any("captions" in one and "--labels none" in one for one in said) == warned
+    numbers = [(name, data.removeprefix(b"dog ")) for name, data in parts]
+    write_tar(tmp_path / "a.tar", numbers)
+    assert not any("captions" in one for one in (await build_report(str(tmp_path))).tally.warnings), "numbers are meant as such"

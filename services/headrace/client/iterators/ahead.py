@@ -71,22 +71,48 @@ class Copied(Generic[T]):
 
 
 def ahead(stream: Stream, stager: Stager[T]) -> Iterator[T]:
-    """Yields batch n while batch n + 1, if it has come already, is being copied. No slot goes back while it is read."""
-    following: Batch | None = None
-    pending: Pending[T] | None = None
-    current: Pending[T] | None = None
-    try:
-        for batch in stream:
-            if pending is None or following is not batch:  # a batch that was lost with its worker has come anew
-                pending = stager.begin(batch)
-            current, pending = pending, None
-            tensors = current.finish()
-            following = stream.stage_next()
-            pending = stager.begin(following) if following is not None else None
-            yield tensors
-            current.settle()
-            current = None
-    finally:
-        for begun in (current, pending):
-            if begun is not None:
-                begun.settle()
+    """Gives batch n while batch n + 1, if it has come already, is being copied. No slot goes back while it is read."""
+    return _Ahead(stream, stager)
+
+
+class _Ahead(Iterator[T]):
+    """No generator: an error ends one, and then the epoch would seem to end there, too."""
+
+    def __init__(self, stream: Stream, stager: Stager[T]) -> None:
+        self._pending: Pending[T] | None = None
+        self._current: Pending[T] | None = None
+        self._following: Batch | None = None
+        self._stream = stream
+        self._stager = stager
+        self._rest = iter(stream)
+
+    def __next__(self) -> T:
+        try:
+            return self._advance()
+        except BaseException:
+            self._settle()
+            raise
+
+    def _advance(self) -> T:
+        if self._current is not None:
+            self._current.settle()
+            self._current = None
+        batch = next(self._rest)
+        if self._pending is None or self._following is not batch:  # a batch that was lost with its worker has come anew
+            self._pending = self._stager.begin(batch)
+        self._current, self._pending = self._pending, None
+        tensors = self._current.finish()
+        self._following = self._stream.stage_next()
+        if self._following is not None:
+            self._pending = self._stager.begin(self._following)
+        return tensors
+
+    def _settle(self) -> None:
+        begun, self._current, self._pending = (self._current, self._pending), None, None
+        for each in begun:
+            if each is not None:
+                each.settle()
+
+    def __del__(self) -> None:
+        """The loop was left early: the slots may go back any moment."""
+        self._settle()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -43,13 +44,16 @@ def as_arrays(stream: Stream, device: Any = None) -> Iterator[ArrayBatch]:
     gpu = _gpu_of(device)
     if gpu is not None:
         stream.prefer_gpu(gpu)
-    for batch in stream:
-        labels = None if batch.labels is None else jnp.asarray(batch.labels)
-        on_device = batch.on_device
-        image = array_of(batch.pixels, batch.dtype) if on_device is None else own_copy(on_device)
-        arrays = (image, labels, jnp.asarray(batch.mask))
-        pixels, labels, mask = jax.device_put(arrays, device) if device is not None else arrays
-        yield ArrayBatch(pixels, labels, mask, batch)
+    return map(partial(_arrays, device=device), stream)  # a generator would be over after an error of the stream
+
+
+def _arrays(batch: Batch, device: Any) -> ArrayBatch:
+    labels = None if batch.labels is None else jnp.asarray(batch.labels)
+    on_device = batch.on_device
+    image = array_of(batch.pixels, batch.dtype) if on_device is None else own_copy(on_device)
+    arrays = (image, labels, jnp.asarray(batch.mask))
+    pixels, labels, mask = jax.device_put(arrays, device) if device is not None else arrays
+    return ArrayBatch(pixels, labels, mask, batch)
 
 
 def _gpu_of(device: Any) -> int | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -60,8 +60,8 @@ def as_tensors(stream: Stream, device: str | torch.device = "cpu", *, zero_copy:
         stream.prefer_gpu(target.index)
         return ahead(stream, DeviceStager(target, CudaLane(target), view=zero_copy))
     if target.type == "cpu":
-        return (_on_cpu(batch, zero_copy) for batch in stream)
-    return (_moved(_on_cpu(batch, False), target) for batch in stream)
+        return map(partial(_on_cpu, zero_copy=zero_copy), stream)  # a generator would be over after an error of the stream
+    return map(partial(_moved, target=target), stream)
 
 
 def normalize(
@@ -109,7 +109,8 @@ def _on_cpu(batch: Batch, zero_copy: bool) -> TensorBatch:
     return TensorBatch(tensor_of(batch.pixels, batch.dtype, alias=zero_copy), labels, torch.from_numpy(batch.mask), batch)
 
 
-def _moved(tensors: TensorBatch, target: torch.device) -> TensorBatch:
+def _moved(batch: Batch, target: torch.device) -> TensorBatch:
+    tensors = _on_cpu(batch, False)
     labels = None if tensors.labels is None else tensors.labels.to(target)
     return TensorBatch(tensors.pixels.to(target), labels, tensors.mask.to(target), tensors.batch)
 

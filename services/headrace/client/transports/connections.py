@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import structlog
-
+from headrace.client.logs import log
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.fetch_host import RemoteLink
 from headrace.client.transports.fetch_pool import FetchPool
@@ -22,8 +21,6 @@ from headrace.core.arrivals import Arrival, Arrivals, Failure, Verdict
 from headrace.core.errors import HeadraceError, PeerGone, ProtocolMismatch, TransportUnavailable, from_code
 from headrace.wire import messages, slot_format
 from headrace.wire.messages import Drain, Failed, Message, Ready, Refuse, Started, Welcome
-
-log = structlog.get_logger()
 
 # Refusals that concern shared memory alone: the next rung may work.
 _SHM_ONLY = frozenset({"transport_unavailable", "disk_full", "protocol_mismatch", "internal"})
@@ -294,7 +291,8 @@ class Connections:
     def _refused(self, peer: Peer, error: HeadraceError, now_s: float) -> None:
         peer.opening = error.code == "session_unknown"
         if str(error) != peer.last_error:  # it is asked again each second
-            log.warning("worker_refuses", worker=peer.worker, error=str(error))
+            tell = log.info if peer.opening else log.warning  # that it has not heard of the session yet is no fault
+            tell("worker_refuses", worker=peer.worker, error=str(error))
         if isinstance(peer.link, LocalLink) and peer.link.device is not None and error.code in _DEVICE_FIRST:
             old = "the worker's version shares no GPU memory: " if error.code == "protocol_mismatch" else ""
             self._links.device_failed(peer, peer.link, old + error.message, now_s)

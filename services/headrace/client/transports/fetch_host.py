@@ -10,15 +10,12 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 
-import structlog
-
+from headrace.client.logs import log
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.mapping import Slab, create_slab
 from headrace.core.errors import PeerGone, ProtocolMismatch
 from headrace.telemetry.parent import PARENT_VARIABLE
 from headrace.wire.tls import ClientTls
-
-log = structlog.get_logger()
 
 # The fetcher's largest copies go to the slab, which nobody in that process reads again: from 1 MiB on they bypass the caches,
 # which halves what they cost. glibc's own limit is most of the machine's last cache, as if this process had it alone.

@@ -7,8 +7,7 @@ import selectors
 import time
 from collections.abc import Callable, Iterator
 
-import structlog
-
+from headrace.client.logs import log
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.fetch_host import FetchHost
 from headrace.client.transports.mapping import Slab
@@ -17,8 +16,6 @@ from headrace.core.arrivals import Arrivals
 from headrace.core.errors import TransportUnavailable
 from headrace.wire.messages import Next
 from headrace.wire.tls import ClientTls
-
-log = structlog.get_logger()
 
 # So long a killed process may take to die before its slab is given up for another one; slabs are large.
 _DYING_S = 1.0

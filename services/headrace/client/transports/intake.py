@@ -22,9 +22,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 
-import structlog
-
 from headrace.client.gpu import Gpu
+from headrace.client.logs import log
 from headrace.client.origin import Origin
 from headrace.client.transports import waiting
 from headrace.client.transports.connections import Connections
@@ -32,7 +31,7 @@ from headrace.client.transports.links import Identity, Links
 from headrace.client.transports.protocol import IntakeStatus, TakenSlot, TransportChoice
 from headrace.client.transports.troubles import Lack, troubles
 from headrace.core.arrivals import Arrival, Arrivals, Failure
-from headrace.core.errors import HeadraceError, ProtocolMismatch, WaitTimeout, from_code
+from headrace.core.errors import HeadraceError, ProtocolMismatch, StateInvalid, WaitTimeout, from_code
 from headrace.core.job import LaneTable, Session
 from headrace.core.session_plan import SessionPlan
 from headrace.telemetry.failures import unexpected
@@ -40,8 +39,6 @@ from headrace.wire.batch_meta import decode_meta
 from headrace.wire.calls import Calls
 from headrace.wire.meta_head import KnownStamps, read_head
 from headrace.wire.slot_format import read_slot
-
-log = structlog.get_logger()
 
 _JOIN_S = 10.0
 # So often may one index's slot hold something else than announced before the trainer is told.
@@ -203,7 +200,8 @@ class ThreadIntake:
         with self._lock:
             if not self._closing:
                 self._closing = True
-                self._set_failure(HeadraceError("the stream is closed", job=self._session.job.name, rank=self._rank))
+                text = "the stream is closed: open another with job.stream(...)"
+                self._set_failure(StateInvalid(text, job=self._session.job.name, rank=self._rank))
                 self._taken.clear()
                 self._wake()
         if self._thread is not threading.current_thread():

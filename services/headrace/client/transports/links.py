@@ -12,9 +12,8 @@ import selectors
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import structlog
-
 from headrace.client.gpu import Gpu
+from headrace.client.logs import log
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.fetch_host import RemoteLink
 from headrace.client.transports.fetch_pool import FetchPool
@@ -30,8 +29,6 @@ from headrace.wire import messages, slot_format
 from headrace.wire.calls import Calls
 from headrace.wire.device_memory import Device
 from headrace.wire.messages import Hello
-
-log = structlog.get_logger()
 
 # A socket's path that gives these will not begin to work by itself; another errno may be a worker that starts or has died.
 _NEVER_THERE = frozenset({errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.EPERM, errno.ENAMETOOLONG, None})

@@ -14,17 +14,15 @@ import os
 from dataclasses import dataclass, field
 
 import numpy as np
-import structlog
 
 from headrace.client.gpu import Pinner
+from headrace.client.logs import log
 from headrace.client.transports.device_slab import ImportedSlab
 from headrace.core import limits
 from headrace.core.errors import OutOfDescriptors, ProtocolMismatch, TransportUnavailable
 from headrace.telemetry.failures import out_of_descriptors
 from headrace.telemetry.memory import available_bytes
 from headrace.wire.slot_format import PAGE, PIXEL_OFFSET
-
-log = structlog.get_logger()
 
 # Not in Python's fcntl module before 3.12.
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
