@@ -208,7 +208,8 @@ class Links:
                 self.add_slab(link.slab)  # anew where it was mapped, but its WELCOME refused
                 link.slab.in_use = False
                 if link.slab.device is not None and link.slab.device.worker_gone():
-                    self._arrivals.place_lost(link.slab.number)
+                    for index in self._arrivals.place_lost(link.slab.number):
+                        self.fetch.drop(0, index)  # else it throws away what comes to replace a batch that it was told of
             link.close()
         else:
             peer.shm_failure = ""  # walk the ladder from its top again
