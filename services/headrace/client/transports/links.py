@@ -122,7 +122,7 @@ class Links:
 
     def _connect_local(self, peer: Peer, now_s: float, device: Device | None) -> None:
         number = next(self._numbers)
-        hello = self._hello(number)
+        hello = self._hello(number, self._arrivals.window)
         if device is not None:
             hello = replace(hello, gpu=device.uuid, memories=",".join(self._kinds(peer)))
         try:
@@ -169,11 +169,11 @@ class Links:
             return
         self._me.calls.check_plaintext(peer.endpoint.grpc)
         number = next(self._numbers)
-        host.send(protocol.Connect(number, peer.endpoint.grpc, peer.worker, self._hello(number)))
+        host.send(protocol.Connect(number, peer.endpoint.grpc, peer.worker, self._hello(number, host.slab.slots)))
         self._by_number[number] = peer
         peer.linked(RemoteLink(number, peer.worker, host), now_s)
 
-    def _hello(self, number: int) -> Hello:
+    def _hello(self, number: int, window: int) -> Hello:
         job = self._me.session.job
         next_index, have = self._arrivals.hello(number)
         return Hello(
@@ -183,7 +183,7 @@ class Links:
             self._me.rank,
             self._me.nonce,
             next_index,
-            self._arrivals.window,
+            window,
             have,
             self._me.calls.hello_token,
         )
