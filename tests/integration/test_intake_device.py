@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from headrace.client.transports.intake import ThreadIntake
 from headrace.client.transports.protocol import TakenSlot, TransportChoice
 from headrace.core.errors import BatchReleased, ProtocolMismatch, TransportUnavailable
 from headrace.core.job import Endpoint, LaneTable, Session
+from headrace.testing.leaks import fetchers_of
 from headrace.testing.memfd_device import UUID, MemfdMemory, memfd_device
 from headrace.testing.null_producer import NullProducer, pattern
 from headrace.wire import messages
@@ -92,6 +94,14 @@ def eat(intake: ThreadIntake, first: int, count: int) -> set[str]:
         del taken
         intake.release(index + 1)
     return rungs
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(int(DEADLINE_S / 0.02)):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(what)
 
 
 def mapped() -> int:
@@ -187,6 +197,37 @@ async def test_ready_batches_of_a_dead_worker_are_made_again_where_the_memory_go
             intake.update(LaneTable(2, table.window, table.owners, (2,) * session.lanes, table.endpoints))
             other.producer.token = 2
             assert await asyncio.to_thread(eat, intake, 0, 6) == {"shm"}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_batches_of_a_dead_worker_come_by_the_fetcher_that_was_told_of_them(tmp_path: Path, restarts: bool) -> None:
+    """The memory goes with its worker, and its lanes go to another node."""
+    session = small_session()
+    legacy = [memfd_device(MemfdMemory("legacy", outlives_owner=False)) for _ in range(2)]
+    async with (
+        serving(session, tmp_path, legacy[0]) as served,
+        serving(session, tmp_path, None, "w1") as other,
+        taking(session, served.table, legacy[1]) as intake,
+    ):
+        there = replace(other.table.endpoints["w1"], node="node-b", socket="")
+        endpoints = {**served.table.endpoints, "w1": there}
+        lanes, window = session.lanes, session.window
+        if restarts:  # else it starts when all is here
+            intake.update(LaneTable(2, window, ("w1",) + ("w0",) * (lanes - 1), (1,) * lanes, endpoints))
+            await until(lambda: bool(other.producer.ports), "the fetcher is there")
+        await asyncio.to_thread(intake.take, 2, DEADLINE_S)
+        await until(lambda: len(intake._arrivals.have()) == window, "all are ready")
+        if restarts:
+            for pid in fetchers_of(os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+            await until(lambda: not other.producer.ports, "the fetcher is gone")
+        else:
+            intake.update(LaneTable(2, window, ("w0",) * (lanes - 1) + ("w1",), (1,) * lanes, endpoints))
+        await until(lambda: bool(other.producer.ports), "it was told what is here")
+        await served.local.close(0.0)
+        other.producer.token = 2
+        intake.update(LaneTable(3, window, ("w1",) * lanes, (2,) * lanes, endpoints))
+        assert "grpc" in await asyncio.to_thread(eat, intake, 0, 12)
 
 
 async def test_pixels_that_are_lent_keep_the_memory(tmp_path: Path) -> None:

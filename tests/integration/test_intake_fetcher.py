@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from headrace.client.transports import fetch_host
+from headrace.client.transports import fetch_host, mapping
 from headrace.client.transports import fetch_protocol as protocol
 from headrace.client.transports.fetch_host import FetchHost
 from headrace.core.errors import PeerGone, WaitTimeout
@@ -117,7 +117,10 @@ def test_a_fetcher_that_cannot_be_started_is_named_and_started_when_it_can(
     taken: list[int] = []
     waiter = threading.Thread(target=lambda: taken.append(intake.take(0, DEADLINE_S).index))
     waiter.start()
-    until(lambda: "it cannot be started: [Errno 24]" in intake.status().awaited, "the wait says why nothing comes")
+    until(
+        lambda: "the fetcher process cannot be started: [Errno 24]" in intake.status().awaited,
+        "the wait says why nothing comes",
+    )
     failing.clear()
     waiter.join()
     assert taken == [0]
@@ -193,3 +196,33 @@ def test_a_fetcher_that_outlives_its_kill_holds_nobody_up_and_writes_to_no_slab_
     until(lambda: not psutil.pid_exists(fetcher.pid), "it is reaped once it is dead")
     eat(intake, range(30, 40))
     assert len(worker.hellos) == 2
+
+
+@pytest.mark.parametrize("first_ready", [False, True])
+def test_a_window_that_cannot_grow_for_lack_of_memory_ends_no_stream(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, first_ready: bool
+) -> None:
+    """The larger slab would lie beside the one in use. Remote batches go on with that, whatever links and fetcher do."""
+    worker = bench.worker()
+    intake = bench.intake("grpc")
+    intake.update(bench.tables.give(worker))
+    if first_ready:
+        intake.take(2, DEADLINE_S)
+    else:
+        until(lambda: worker.hellos, "it is connected")
+    with monkeypatch.context() as patch:
+        patch.setattr(mapping, "available_bytes", lambda: 0)
+        bench.tables.window = 8
+        intake.update(bench.tables.table())
+        eat(intake, range(20))
+        assert [hello.window for hello in worker.hellos] == [3]
+        worker.connections[-1].cut()
+        eat(intake, range(20, 40))
+        (fetcher,) = fetchers()
+        fetcher.kill()
+        eat(intake, range(40, 60))
+        assert [hello.window for hello in worker.hellos] == [3, 3, 3]
+    bench.tables.window = 9
+    intake.update(bench.tables.table())
+    until(lambda: worker.hellos[-1].window == 9, "there is memory again when it grows once more")
+    eat(intake, range(60, 80))

@@ -245,3 +245,12 @@ def test_missing_is_what_the_window_lacks(arrivals: Arrivals) -> None:
     assert arrivals.missing() == [(0, 0)]
     arrivals.release(98)
     assert arrivals.missing() == [(98, 2), (99, 3)], "nothing past the session's end"
+
+
+def test_what_lay_in_memory_that_is_lost_is_wanted_again_and_named(arrivals: Arrivals) -> None:
+    for index, link in ((0, 1), (1, 2), (2, 1)):
+        assert arrivals.ready(batch(index, link=link)) is Verdict.ACCEPTED
+    assert arrivals.place_lost(1) == [0, 2]
+    assert arrivals.have() == (1,)
+    assert arrivals.place_lost(1) == []
+    assert arrivals.ready(batch(0, link=3)) is Verdict.ACCEPTED

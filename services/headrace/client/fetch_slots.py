@@ -71,7 +71,7 @@ class FetchSlots:
         return True
 
     def drop(self, link: int, index: int) -> set[int]:
-        """The trainer refused a complete batch: its slot is free again."""
+        """The trainer refused a complete batch, or lost one that it had before this process (link 0): it is wanted again."""
         if self._complete.get(index) not in (link, 0):  # 0: it was there before this process
             return set()
         del self._complete[index]

@@ -240,11 +240,12 @@ class Arrivals:
             self._withhold(arrival.link, index, Verdict.ACCEPTED)
         return arrival
 
-    def place_lost(self, place: int) -> None:
-        """A slab's memory went with its producer: what lies there is wanted again."""
-        for known in self._known.values():
-            if known.arrival is not None and known.arrival.place == place:
-                known.arrival = None
+    def place_lost(self, place: int) -> list[int]:
+        """A slab's memory went with its producer: what lies there is wanted again. Returns the indexes."""
+        lost = [index for index, known in self._known.items() if known.arrival is not None and known.arrival.place == place]
+        for index in lost:
+            self._known[index].arrival = None
+        return lost
 
     def release(self, next_index: int) -> list[Arrival]:
         """All indexes below `next_index` are done with; returns those that were here. A lower number changes nothing."""

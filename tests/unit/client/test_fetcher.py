@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import pytest
 from xxhash import xxh3_64_intdigest
 
 from headrace.client.fetch_slots import FetchSlots
@@ -90,3 +91,28 @@ def test_a_stream_that_holds_what_another_would_send_is_ended_in_time() -> None:
         assert isinstance(fetcher._streams[1]._ended, ProtocolMismatch)
         assert fetcher._streams[2]._ended is None
         assert slots.link_gone(1) == {2}  # and the other starts over
+
+
+def _sent(slots: FetchSlots, link: int, index: int) -> bool:
+    """True if a batch that a link sends whole is to be told."""
+    body = b"x" * 10
+    slots.chunk(link, Chunk(index, 1, 0, memoryview(body)))
+    return slots.ready(link, Ready(index, 1, 1, len(body), xxh3_64_intdigest(body)))
+
+
+@pytest.mark.parametrize("sent_before", [False, True])
+def test_a_batch_that_was_had_when_the_fetcher_began_and_is_lost_can_come_by_it(sent_before: bool) -> None:
+    slots = FetchSlots(memoryview(bytearray(2 * SLOT_BYTES)), 2, SLOT_BYTES, 0, (0, 1))
+    if sent_before:
+        assert not _sent(slots, 7, 0)
+    assert slots.drop(0, 0) == ({7} if sent_before else set()), "whoever sent it believes that it is here"
+    assert _sent(slots, 8, 0)
+    assert not _sent(slots, 9, 1), "the other one is had still"
+
+
+def test_a_batch_that_came_by_the_fetcher_is_not_lost_with_one_of_another_memory() -> None:
+    """Its READY lies unread while the trainer loses its own copy."""
+    slots = FetchSlots(memoryview(bytearray(SLOT_BYTES)), 1, SLOT_BYTES, 0, ())
+    assert _sent(slots, 7, 0)
+    assert slots.drop(0, 0) == set()
+    assert not _sent(slots, 8, 0)

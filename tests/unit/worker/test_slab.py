@@ -173,6 +173,6 @@ def test_a_trainers_own_slab_is_refused_as_early() -> None:
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_trainers_own_slab_without_open_files_is_a_named_error(more: int) -> None:
     before = fds()
-    with only(more), pytest.raises(TransportUnavailable, match="Too many open files"):
+    with only(more), pytest.raises(OutOfDescriptors, match="Too many open files"):
         create_slab(1, 2, SLOT)
     assert fds() == before

@@ -71,10 +71,11 @@ class Connections:
         self._fail = fail
 
     def window_grew(self, now_s: float) -> None:
-        """All workers must learn of the larger window, and the fetcher needs a larger slab."""
+        """All workers must learn of the larger window, and the fetcher needs a larger slab; without one, remote ones stay."""
+        grown = self._links.fetch.grow()
         for peer in self._links.peers.values():
-            self._links.unlink(peer, "the window grew", now_s, pause=False)
-        self._links.fetch.retire()
+            if grown or not isinstance(peer.link, RemoteLink):
+                self._links.unlink(peer, "the window grew", now_s, pause=False)
 
     def reject(self, arrival: Arrival) -> None:
         """A batch that was taken for complete is not what it should be: its slot may be written again."""

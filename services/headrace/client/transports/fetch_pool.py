@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import selectors
 import time
@@ -13,7 +14,7 @@ from headrace.client.transports.fetch_host import FetchHost
 from headrace.client.transports.mapping import Slab
 from headrace.client.transports.peers import backoff_s
 from headrace.core.arrivals import Arrivals
-from headrace.core.errors import TransportUnavailable
+from headrace.core.errors import OutOfDescriptors, TransportUnavailable
 from headrace.wire.messages import Next
 from headrace.wire.tls import ClientTls
 
@@ -23,6 +24,14 @@ _DYING_S = 1.0
 _REAP_S = 5.0
 # Starts in a row whose process ended before it delivered anything: then something is wrong with the installation.
 _MOST_STARTS = 8
+# What the machine lacks for a start, and what to do: it passes, says nothing of the installation, and is waited for.
+_LACKS = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files (sysctl fs.file-max)",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or that of the pod)",
+    errno.ENOMEM: "give the trainer a larger memory limit",
+}
+_LACK_PAUSE_S = 1.0
 
 
 class FetchPool:
@@ -49,7 +58,9 @@ class FetchPool:
         self._tls = tls
         self._retry_at_s = 0.0
         self._failures = 0
+        self._slots = 0  # of the slab that was had last
         self._dying_until_s = 0.0
+        self._lacking = False
         self.trouble = ""  # why there is no process now, for a message
         self._dying: list[FetchHost] = []  # given up, their processes not known to be dead
         self.host: FetchHost | None = None
@@ -62,7 +73,7 @@ class FetchPool:
     def running(self, now_s: float) -> FetchHost | None:
         """The host with a process, started if need be; None while a new one must wait.
 
-        Raises TransportUnavailable if there is no memory, or processes keep ending at once.
+        Raises TransportUnavailable if there is no memory for the first slab, or processes keep ending at once.
         """
         if self.host is not None and not self.host.gone():
             if now_s < self._dying_until_s:
@@ -72,19 +83,61 @@ class FetchPool:
                 "fetcher_lingers", pid=self.host.killed_pid, reason="it was killed and is not dead; another slab is used"
             )
             self.retire()
-        if self.host is None:
-            self.host = FetchHost(self._number(), self._arrivals.window, self._slot_bytes, self._tls)
-            self._add_slab(self.host.slab)
-        if self.host.socket is None:
-            if now_s < self._retry_at_s:
-                return None
-            try:
-                ours = self.host.start(self._arrivals.next, self._arrivals.have())
-            except OSError as error:
-                self.ended(f"it cannot be started: {error}", now_s)
-                return None
-            self._selector.register(ours, selectors.EVENT_READ, self)
+        if self.host is None or self.host.socket is None:
+            return self._start(now_s) if now_s >= self._retry_at_s else None
         return self.host
+
+    def _start(self, now_s: float) -> FetchHost | None:
+        try:
+            self.host = self.host or self._new_host(self._slots or self._arrivals.window)
+            ours = self.host.start(self._arrivals.next, self._arrivals.have())
+        except OutOfDescriptors as error:
+            self._lacks(error.message, now_s)
+        except TransportUnavailable as error:
+            if not self._slots:
+                raise
+            self._lacks(error.message, now_s)  # there was memory for as much: the slab before is not given back yet
+        except OSError as error:
+            if error.errno in _LACKS:
+                self._lacks(f"the fetcher process cannot be started: {error}; {_LACKS[error.errno]}", now_s)
+            else:
+                self.ended(f"it cannot be started: {error}", now_s)
+        else:
+            self.trouble, self._lacking = "", False
+            self._selector.register(ours, selectors.EVENT_READ, self)
+            return self.host
+        return None
+
+    def grow(self) -> bool:
+        """Take a slab for the larger window in place of the one in use, and end its process.
+
+        False if there is no memory for it beside the one in use: then all goes on with that, and its smaller window.
+        """
+        if not self._slots:
+            return True
+        try:
+            host = self._new_host(self._arrivals.window)
+        except (OutOfDescriptors, TransportUnavailable) as error:
+            what = f"a window of {self._arrivals.window} cannot be had, remote batches go on with {self._slots}"
+            log.warning("window_kept", slots=self._slots, window=self._arrivals.window, reason=f"{what}: {error.message}")
+            return False
+        self.retire()
+        self.host = host
+        return True
+
+    def _new_host(self, slots: int) -> FetchHost:
+        host = FetchHost(self._number(), slots, self._slot_bytes, self._tls)
+        self._add_slab(host.slab)
+        self._slots = slots
+        return host
+
+    def _lacks(self, what: str, now_s: float) -> None:
+        """Something is lacking that may be there later: say so once, and wait."""
+        if not self._lacking:
+            log.warning("fetcher_waits", reason=what)
+        self._lacking = True
+        self.trouble = what
+        self._retry_at_s = now_s + _LACK_PAUSE_S
 
     def receive(self) -> Iterator[protocol.FetchMessage]:
         """See FetchHost."""
@@ -126,7 +179,7 @@ class FetchPool:
             self.host.send(protocol.Forward(0, Next(index)))
 
     def drop(self, link: int, index: int) -> None:
-        """Let the slot of a refused batch be written again."""
+        """Let the slot of a refused batch be written again. link: 0 for one that was told as had and is lost."""
         if self.host is not None:
             self.host.send(protocol.Drop(link, index))
 

@@ -7,7 +7,8 @@ The trainer sends
   CONNECT     JSON: target (host:port), worker, and the HELLO to send; opens link
   DISCONNECT  ends link
   FORWARD     NEXT, for all links at once (link 0)
-  DROP        u64 index: the batch last said READY by link is refused, its slot may be written again
+  DROP        u64 index: the batch last said READY by link is refused, its slot may be written again; link 0: one that
+              CONFIG said is had is lost
   PING        sent back at once
 The fetcher sends
   FORWARD     STARTED, READY, FAILED, WELCOME, REFUSE or DRAIN that came by link; READY once the bytes are there and checked

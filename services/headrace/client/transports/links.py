@@ -119,7 +119,7 @@ class Links:
 
     def _connect_local(self, peer: Peer, now_s: float, device: Device | None) -> None:
         number = next(self._numbers)
-        hello = self._hello(number)
+        hello = self._hello(number, self._arrivals.window)
         if device is not None:
             hello = replace(hello, gpu=device.uuid, memories=",".join(self._kinds(peer)))
         try:
@@ -166,11 +166,11 @@ class Links:
             return
         self._me.calls.check_plaintext(peer.endpoint.grpc)
         number = next(self._numbers)
-        host.send(protocol.Connect(number, peer.endpoint.grpc, peer.worker, self._hello(number)))
+        host.send(protocol.Connect(number, peer.endpoint.grpc, peer.worker, self._hello(number, host.slab.slots)))
         self._by_number[number] = peer
         peer.linked(RemoteLink(number, peer.worker, host), now_s)
 
-    def _hello(self, number: int) -> Hello:
+    def _hello(self, number: int, window: int) -> Hello:
         job = self._me.session.job
         next_index, have = self._arrivals.hello(number)
         return Hello(
@@ -180,7 +180,7 @@ class Links:
             self._me.rank,
             self._me.nonce,
             next_index,
-            self._arrivals.window,
+            window,
             have,
             self._me.calls.hello_token,
         )
@@ -205,7 +205,8 @@ class Links:
                 self.add_slab(link.slab)  # anew where it was mapped, but its WELCOME refused
                 link.slab.in_use = False
                 if link.slab.device is not None and link.slab.device.worker_gone():
-                    self._arrivals.place_lost(link.slab.number)
+                    for index in self._arrivals.place_lost(link.slab.number):
+                        self.fetch.drop(0, index)  # else it throws away what comes to replace a batch that it was told of
             link.close()
         else:
             peer.shm_failure = ""  # walk the ladder from its top again

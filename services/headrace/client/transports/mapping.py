@@ -139,8 +139,9 @@ def map_slab(
 
 
 def create_slab(number: int, slots: int, slot_bytes: int) -> tuple[Slab, int]:
-    """A slab of our own for the fetcher, and its descriptor, which is the caller's to close. Raises TransportUnavailable.
+    """A slab of our own for the fetcher, and its descriptor, which is the caller's to close.
 
+    Raises TransportUnavailable if there is no memory for it, and OutOfDescriptors.
     The fetcher touches all of it at once: what is not there now would make the kernel kill a process, not tell us.
     """
     size = slots * slot_bytes
@@ -164,5 +165,5 @@ def create_slab(number: int, slots: int, slot_bytes: int) -> tuple[Slab, int]:
             raise
     except (OSError, OutOfDescriptors) as error:
         if lack := out_of_descriptors(error, "the memory to receive batches into cannot be made"):
-            raise TransportUnavailable(lack.message, **lack.ids) from error
+            raise lack from error
         raise TransportUnavailable(f"no memory for {slots} slots of {slot_bytes} bytes to fetch into: {error}") from error
