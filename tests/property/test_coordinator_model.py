@@ -4,7 +4,8 @@ The machine runs the real ledger (load, apply, compare-and-set) under a clock of
 must hold at any time: no token is issued twice, no two workers hold one lane under one token, cursors never go back within an
 attempt unless the store forgot them, a pass that is blind takes no lane from a worker for its silence, nobody is alive for
 longer than a ttl after a pass, a second tick changes nothing, and once faults stop and a worker lives, every lane has an owner
-that lives, under a token that no rank finds stale, with a rank that can use it where there is one.
+that lives, under a token that no rank finds stale, with a rank that can use it where there is one. Once nobody trains, no
+lane is held, also where the store was emptied and only workers told of the session.
 """
 
 from __future__ import annotations
@@ -370,6 +371,18 @@ class CoordinatorMachine(RuleBasedStateMachine):
         assert [state.lanes[n].owner for n in range(LANES)] == ["a"] * LANES
         assert self.workers["a"].held.keys() == set(range(LANES))
         self._leave_the_unreachable()
+        self._end_unattended()
+
+    def _end_unattended(self) -> None:
+        """The store is emptied when no trainer is left: what the workers tell of the session does not live for ever."""
+        self.now_us += 1000
+        self.store.restore(({}, {}))
+        for waited_us in (0, RULES.idle_us, 0, S, RULES.idle_us, RULES.idle_us):
+            for worker in self.workers.values():
+                self._beat(worker)
+            self.now_us += waited_us
+        assert not any(worker.held for worker in self.workers.values())
+        assert not any(lane.owner for lane in self._look().state.lanes.values())
 
     def _leave_the_unreachable(self) -> None:
         """Rank 0 cannot use worker a: its lanes find worker b, and stay there."""

@@ -188,6 +188,10 @@ class HandOver:
                     index=index,
                     worker=meta.worker,
                 )
+        if meta.fingerprint and not self._link.session.job.fingerprint and not self._progress.fingerprint:
+            # The first batch binds a session whose job had no engine when it formed. From then on it takes no other, and tells
+            # a store that lost the job which one it was.
+            self._progress.fingerprint = self._texts["fingerprint"] = meta.fingerprint
         # The stamp stands for the texts, so that they are looked at once.
         self._stamps.add(head.stamp)
 

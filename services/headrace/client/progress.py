@@ -75,6 +75,8 @@ class Progress:
         self._transports: set[str] = set()
         self._bad: deque[Bad] = deque()
         self.first_bad: tuple[str, ...] = ()
+        # Of the engine that makes this session's batches, once one is here and the job had none when the session formed.
+        self.fingerprint = ""
 
     def wait_begins(self, now_s: float) -> None:
         """The trainer is blocked in next() from now on."""

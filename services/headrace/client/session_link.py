@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -73,6 +74,7 @@ class SessionLink:
         self._progress = progress
         self._id = pb.RankId(job=session.job.name, attempt=session.attempt, rank=identity.rank, nonce=identity.nonce)
         self._descriptor = convert.session_to_proto(session)
+        self._engine_told = False
         self._ids: dict[str, str | int] = {"job": session.job.name, "attempt": session.attempt, "rank": identity.rank}
         self._endpoints: dict[str, Endpoint] = {}
         self._newest: dict[str, Endpoint] = {}
@@ -197,7 +199,7 @@ class SessionLink:
         status = self.intake.status()
         return pb.ReportProgressRequest(
             id=self._id,
-            session=self._descriptor,
+            session=self._known(),
             consumed=snapshot.consumed,
             committed=snapshot.committed,
             wait_s=snapshot.wait_s,
@@ -222,7 +224,15 @@ class SessionLink:
         return {} if stop is None else {"stop_index": stop.index, "stop_why": stop.why}
 
     def _watch_request(self) -> pb.WatchSessionRequest:
-        return pb.WatchSessionRequest(id=self._id, session=self._descriptor, **self._stop_known())
+        return pb.WatchSessionRequest(id=self._id, session=self._known(), **self._stop_known())
+
+    def _known(self) -> pb.Session:
+        """The session, from which a store that lost it is healed; with the engine of its batches once that is known."""
+        fingerprint = self._progress.fingerprint
+        if fingerprint and not self._engine_told:
+            bound = replace(self.session, job=self.session.job.with_fingerprint(fingerprint))
+            self._descriptor, self._engine_told = convert.session_to_proto(bound), True
+        return self._descriptor
 
     def _leave(self) -> None:
         """One last report each 1000 bad samples, then the rank is given back. Failing that, the claim lapses by itself."""

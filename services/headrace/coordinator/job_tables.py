@@ -19,8 +19,9 @@ def job_table(job: str, kind: str) -> Table:
 
 
 def last_used_us(state: JobState) -> int:
-    """When a job was opened or a rank of it was last heard of; 0 where nothing is recorded."""
-    return max([state.job.opened_us if state.job else 0, *(record.alive_until_us for record in state.ranks.values())])
+    """When a job was opened or healed, or a rank of it was last heard of; 0 where nothing is recorded."""
+    begun_us = [state.job.opened_us if state.job else 0, state.session.healed_us if state.session else 0]
+    return max([*begun_us, *(record.alive_until_us for record in state.ranks.values())])
 
 
 def keep_us(state: JobState, most_us: int) -> int:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from headrace.core import limits
 from headrace.core.job import JobSpec, Stop
 from headrace.core.records import RankRecord, SessionRecord
 
@@ -58,7 +59,8 @@ def ready_to_judge(world: int, ranks: Sequence[RankRecord]) -> bool:
 def stop_index(ranks: Sequence[RankRecord]) -> int:
     """The index at which all ranks stop: one that none has passed when it hears of it, unless it is later than AHEAD_S."""
     furthest = max(rank.consumed for rank in ranks)
-    return furthest + 1 + math.ceil(max(rank.speed for rank in ranks) * AHEAD_S)
+    ahead = furthest + 1 + math.ceil(max(rank.speed for rank in ranks) * AHEAD_S)
+    return min(ahead, limits.COUNT_BOUND - 1)  # a record with more could not be read again, whatever a rank reported
 
 
 def with_stop(session: SessionRecord, known: Stop | None) -> SessionRecord:
@@ -72,7 +74,8 @@ def why(job: JobSpec, samples: int, reasons: Mapping[str, int], keys: Sequence[s
     """What a trainer is told."""
     bad = sum(reasons.values())
     worst = ", ".join(f"{count} {reason}" for reason, count in Counter(reasons).most_common(3))
-    first = ", ".join(repr(key) for key in keys)
+    # Cut again: of what is not printable repr makes up to ten characters each, and a record takes limits.ADDRESS_CHARS in all.
+    first = ", ".join(repr(key)[:_KEY_CHARS] for key in keys)
     return (
         f"{bad} of the {samples} samples handed over in this session were bad ({bad / samples:.1%}; the job's max_bad_share is "
         f"{job.max_bad_share:.1%}): {worst}{f'; the first: {first}' if first else ''}. See `headrace quarantine {job.name}`: "

@@ -37,7 +37,8 @@ class SessionRecord:
     it is fixed when the attempt begins, so that a late commit of the attempt before cannot change it. lanes_moved: lanes
     taken from a previous owner since the session formed. barred: (incarnation, group of lanes, since, how many times)
     of workers that a rank could not use: their lanes of that group went elsewhere, and others go first for a while.
-    stop_index, stop_why: where it ends for too many bad samples; -1 while it goes on (core.bad_share).
+    stop_index, stop_why: where it ends for too many bad samples; -1 while it goes on (core.bad_share). healed_us: when a peer
+    told it to a store that had lost it; 0: it formed here, or a version wrote it that does not note that.
     """
 
     attempt: int
@@ -53,6 +54,7 @@ class SessionRecord:
     barred: tuple[tuple[str, int, int, int], ...] = ()
     stop_index: int = -1
     stop_why: str = ""
+    healed_us: int = 0
 
     @property
     def stop(self) -> Stop | None:

@@ -67,7 +67,7 @@ def apply(state: JobState, event: Event, now_us: int, rules: Rules) -> tuple[Job
         case Join():
             outcome = join(state, event, now_us, rules)
         case Observe():
-            outcome = _observe(state, event)
+            outcome = _observe(state, event, now_us)
         case Progress():
             outcome = _progress(state, event, now_us, rules)
         case Leave():
@@ -145,7 +145,9 @@ def _check_engines(spec: JobSpec, live: Sequence[WorkerRecord]) -> None:
 # --- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def _heal(state: JobState, known: Session | None, attempt: int, tokens: tuple[str, ...]) -> tuple[JobState, list[Effect]]:
+def _heal(
+    state: JobState, known: Session | None, attempt: int, tokens: tuple[str, ...], now_us: int
+) -> tuple[JobState, list[Effect]]:
     """Rebuild lost job and session records from a peer's Session of a higher attempt, or of one recorded as still forming.
 
     tokens: the job's as that peer holds them, for a job whose record is lost.
@@ -154,7 +156,7 @@ def _heal(state: JobState, known: Session | None, attempt: int, tokens: tuple[st
     if known is None or known.job.name != state.name or known.attempt != attempt:
         return state, []
     if session is not None and (session.attempt > attempt or (session.attempt == attempt and session.formed)):
-        return state, []
+        return _bound(state, known.job)
     if state.job is not None and state.job.spec.plan_hash != known.job.plan_hash:
         raise JobMismatch(
             f"job {state.name} is open with another plan than this session's; choose another job name",
@@ -172,8 +174,19 @@ def _heal(state: JobState, known: Session | None, attempt: int, tokens: tuple[st
         formed=True,
         epoch=known.epoch,
         first=known.first,
+        healed_us=now_us,
     )
-    return replace(state, job=job, session=healed), [Note("session_healed", (("attempt", attempt),))]
+    state, effects = _bound(replace(state, job=job, session=healed), known.job)
+    return state, [Note("session_healed", (("attempt", attempt),)), *effects]
+
+
+def _bound(state: JobState, told: JobSpec) -> tuple[JobState, list[Effect]]:
+    """Bind a job that has no engine to the one that a peer tells: it made the batches so far, and the store has lost it."""
+    job = state.job
+    if job is None or job.spec.fingerprint or not told.fingerprint or job.spec.plan_hash != told.plan_hash:
+        return state, []
+    job = replace(job, spec=job.spec.with_fingerprint(told.fingerprint))
+    return replace(state, job=job), [Note("fingerprint_pinned", (("fingerprint", told.fingerprint),))]
 
 
 def _member(state: JobState, attempt: int, rank: int, nonce: str) -> tuple[SessionRecord, RankRecord | None]:
@@ -206,8 +219,8 @@ def _member(state: JobState, attempt: int, rank: int, nonce: str) -> tuple[Sessi
     return session, record
 
 
-def _observe(state: JobState, event: Observe) -> tuple[JobState, Sequence[Effect]]:
-    state, effects = _heal(state, event.known, event.attempt, event.tokens)
+def _observe(state: JobState, event: Observe, now_us: int) -> tuple[JobState, Sequence[Effect]]:
+    state, effects = _heal(state, event.known, event.attempt, event.tokens, now_us)
     session, _ = _member(state, event.attempt, event.rank, event.nonce)
     return replace(state, session=with_stop(session, event.stop)), effects
 
@@ -218,7 +231,7 @@ def _progress(state: JobState, event: Progress, now_us: int, rules: Rules) -> tu
             f"rank {event.rank} says it committed {event.committed} batches of {event.consumed} consumed",
             job=state.name, rank=event.rank, attempt=event.attempt,
         )  # fmt: skip
-    state, effects = _heal(state, event.known, event.attempt, event.tokens)
+    state, effects = _heal(state, event.known, event.attempt, event.tokens, now_us)
     session, record = _member(state, event.attempt, event.rank, event.nonce)
     state = replace(state, session=with_stop(session, event.stop))
     old = record or RankRecord(event.attempt, event.nonce, 0)
@@ -272,7 +285,7 @@ def _leave(state: JobState, event: Leave, now_us: int, rules: Rules) -> tuple[Jo
 
 def _adopt(state: JobState, event: Adopt, now_us: int) -> tuple[JobState, Sequence[Effect]]:
     """Take over leases that the store lost: the higher token is right, since nobody else issues tokens."""
-    state, effects = _heal(state, event.known, event.attempt, event.known.token_hashes if event.known else ())
+    state, effects = _heal(state, event.known, event.attempt, event.known.token_hashes if event.known else (), now_us)
     session = state.session
     if session is None:
         return state, effects

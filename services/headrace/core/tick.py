@@ -33,6 +33,10 @@ def tick(
     """
     if state.job is None or state.session is None:
         return state, ()
+    if not state.job.spec.fingerprint and _healed_lately(state.session, now_us, rules.worker_ttl_us):
+        # A rank that joined before there were workers told of it: those that hold its lanes, or a rank that has a batch, are
+        # about to say which engine made its batches, and another one would make other pixels.
+        return state, ()
     heard_us = min(heard_us or now_us, now_us)
     state, notes = pin(_with_possible_times(state, now_us, rules), heard_us)
     effects = list(notes)
@@ -75,9 +79,14 @@ def _with_possible_times(state: JobState, now_us: int, rules: Rules) -> JobState
 def active(session: SessionRecord, ranks: Mapping[int, RankRecord], now_us: int, rules: Rules) -> bool:
     """True while a rank lives or has lived lately; ranks that said goodbye don't count."""
     members = [r for r in ranks.values() if r.attempt == session.attempt]
-    if not members:
-        return session.formed  # healed: its ranks are about to report
+    if not members:  # healed: its ranks are about to report, unless they died with the store and only workers told of it
+        return session.formed and _healed_lately(session, now_us, rules.idle_us)
     return any(not r.left and now_us < r.alive_until_us + rules.idle_us for r in members)
+
+
+def _healed_lately(session: SessionRecord, now_us: int, within_us: int) -> bool:
+    """Whichever way the clock was set since."""
+    return session.healed_us > 0 and abs(now_us - session.healed_us) < within_us
 
 
 def _judge(state: JobState) -> tuple[JobState, Sequence[Effect]]:

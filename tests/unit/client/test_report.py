@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -66,6 +66,18 @@ def test_a_report_counts_the_bad_samples_of_the_whole_session(link: SessionLink)
         assert len(report.bad_samples) == 2, "each is told once"
         assert report.samples == 4 * (epoch + 1)
         assert {each.reason: each.count for each in report.bad_counts} == {"empty": epoch + 1, "corrupt": epoch + 1}
+
+
+def test_the_session_is_told_with_the_engine_of_its_batches_once_there_is_one(link: SessionLink) -> None:
+    def told() -> list[str]:
+        messages = (link._report_message(link._progress.snapshot()), link._watch_request())
+        return [convert.session_from_proto(message.session).job.fingerprint for message in messages]
+
+    assert told() == ["", ""]
+    link._progress.fingerprint = "cpu-1"
+    assert told() == ["cpu-1", "cpu-1"]
+    sent = convert.session_from_proto(link._watch_request().session)
+    assert replace(sent, job=sent.job.with_fingerprint("")) == link.session, "nothing else differs"
 
 
 def table(stop: Stop | None) -> LaneTable:
