@@ -105,6 +105,8 @@ def _stand_ins(loop: VirtualLoop, rng: random.Random) -> Iterator[tuple[ModuleTy
     yield local, "socket", socket_module()
     yield serve_local, "socket", socket_module()
     yield ledger, "random", rng
+    # What other simulated processes leave behind is no affair of the one that sweeps, and a sweep of this one takes long.
+    yield join, "gc", SimpleNamespace(collect=lambda: 0)
 
 
 @contextlib.contextmanager
