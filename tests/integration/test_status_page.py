@@ -83,7 +83,10 @@ def open_page(browser: Browser, address: str, **how: Any) -> Page:
 
 
 def answers(page: Page) -> tuple[dict[str, Any], dict[str, Any], str, dict[str, float]]:
-    """The replica's and the job's answer of the poll that is shown now; the page's text; the first bar's parts in percent."""
+    """The replica's and the job's answer of the poll that is shown now; the page's text; the first bar's parts in percent.
+
+    Of the job what its card's head shows is from the list of jobs, which is asked for a moment before its details.
+    """
     parts = "[...document.querySelector('.rank .bar').children].map((part) => [part.className, part.style.width])"
     shown, text, widths = page.value(f"[document.documentElement.dataset.shown, document.body.innerText, {parts}]")
     paths = ["/".join(url.split("/")[3:]) for url in page.requests]
@@ -94,7 +97,9 @@ def answers(page: Page) -> tuple[dict[str, Any], dict[str, Any], str, dict[str, 
             continue  # of a poll that is still under way
         if replica["now_s"] == float(shown):
             job = next(i for i in range(at, len(paths)) if paths[i] == "api/jobs/train")
-            return replica, json.loads(page.body(job)), text, {cause: float(width.rstrip("%")) for cause, width in widths}
+            (listed,) = json.loads(page.body(paths.index("api/jobs", at)))
+            details = {**json.loads(page.body(job)), "verdict": listed["verdict"], "why": listed["why"]}
+            return replica, details, text, {cause: float(width.rstrip("%")) for cause, width in widths}
     raise AssertionError("what is shown is no answer of the API")
 
 
