@@ -63,14 +63,16 @@ class _Rest(Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._over:
             raise StopIteration
-        epoch = self._stream._epoch()
+        hand = self._stream._joined()
+        position = hand.position()
+        epoch = None if position is None else position.epoch
         if self._epoch is None:
             self._epoch = epoch
         if epoch is None or epoch != self._epoch:
             self._over = True
             self._stream._expire()
             raise StopIteration
-        return self._stream._next()
+        return self._stream._next(hand)
 
 
 class Stream(StaysHere):
@@ -173,13 +175,7 @@ class Stream(StaysHere):
         """A stream is true; without this, `if stream:` would ask for its length and so join."""
         return True
 
-    def _epoch(self) -> int | None:
-        """Of the next batch; None after the last."""
-        position = self._joined().position()
-        return None if position is None else position.epoch
-
-    def _next(self) -> Batch:
-        hand = self._joined()
+    def _next(self, hand: HandOver) -> Batch:
         self._expire()
         hand.check_bad_share()
         arrived, self._staged = self._staged, None
